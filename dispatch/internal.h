@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What kernels, drivers and the public functions share: the signature of
+ * every kernel, the table of one ISA's kernels, and the prototypes, all
+ * expanded from kernels.def and isas.def. No inline functions: files that
+ * are compiled for different ISAs include this.
+ *
+ * Kernels trust their arguments: validation is the public functions' work.
+ * They know no heads, batches, threads or masks beyond a visible range, and
+ * they neither read nor write outside the elements described here.
+ */
+#ifndef QKV_INTERNAL_H
+#define QKV_INTERNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <qkv/qkv.h>
+
+enum {
+    QKV_DOT_BLOCK = 4096, /* longest dot product that is summed in one piece */
+    QKV_ROWS_MAX = 8      /* most query rows of one row-driver step */
+};
+
+/* y[i] = exp(x[i]), in place or not. For x > 0 nothing is promised. */
+typedef void qkv_exp_f32_fn(const float *x, float *y, int64_t n);
+
+/* y[i] = 2^x[i], in place or not. For x > 0 nothing is promised. */
+typedef void qkv_exp2_f32_fn(const float *x, float *y, int64_t n);
+
+/*
+ * scores[i][j] = queries[i] . keys[j], or += with 'accumulate'; head_dim at
+ * most QKV_DOT_BLOCK. The bits of a score do not depend on its place among
+ * the rows and keys.
+ */
+typedef struct qkv_dot_args {
+    const float *queries, *keys;
+    float *scores;
+    int64_t queries_stride, keys_stride, scores_stride;
+    int64_t rows, kv_len, head_dim;
+    bool accumulate;
+} qkv_dot_args;
+typedef void qkv_dot_f32_fn(const qkv_dot_args *args);
+
+/* A softmax row under way: the maximum so far and the sum of exponentials. */
+typedef struct qkv_row_state {
+    float max, sum;
+} qkv_row_state;
+
+/*
+ * One whole row: weights = softmax(scale * scores), in place or not, with
+ * the natural exponential. Returns its maximum and sum: (-inf, 0) for a row
+ * without a visible key. n >= 1.
+ */
+typedef qkv_row_state qkv_scale_softmax_f32_fn(const float *scores, float *weights, int64_t n,
+                                               float scale);
+
+/*
+ * One block of an online softmax. With t = scale_log2 * scores[j]:
+ *
+ *     max' = max(state->max, max t)
+ *     scores[j] = 2^(t - max')                        (in place)
+ *     state->sum = state->sum * r + sum of scores     with r = 2^(max - max')
+ *
+ * Returns r, the factor for whatever was summed under the old maximum. The
+ * state begins as {-FLT_MAX, 0}: the lowest finite number, so that a row of
+ * -inf stays -inf - -FLT_MAX = -inf and not NaN, while any finite logit
+ * still replaces it. n >= 1.
+ */
+typedef float qkv_softmax_step_f32_fn(float *scores, int64_t n, float scale_log2,
+                                      qkv_row_state *state);
+
+/*
+ * One block of a weighted sum, for rows <= QKV_ROWS_MAX:
+ *
+ *     out[i] = (rescale ? out[i] * rescale[i] : 0) + sum over j of weights[i][j] * values[j]
+ *
+ * where the sum over the block is made on its own and added last. With
+ * 'skip_zero' a weight of 0 contributes nothing whatever its value is.
+ * kv_len is from 0 to QKV_KEY_BLOCK.
+ */
+typedef struct qkv_weighted_sum_args {
+    const float *weights, *values;
+    float *out;
+    const float *rescale; /* [rows] or NULL */
+    int64_t weights_stride, values_stride, out_stride;
+    int64_t rows, kv_len, value_dim;
+    bool skip_zero;
+} qkv_weighted_sum_args;
+typedef void qkv_weighted_sum_f32_fn(const qkv_weighted_sum_args *args);
+
+/*
+ * The attention tile keeps query rows along the vector lanes: everything in
+ * it is [something][tile_rows]. A row's lane never meets another's, so its
+ * bits do not depend on where in a tile it lies.
+ *
+ * tile_load transposes query rows into a tile: tile[d][i] = rows[i][d] for
+ * n_rows <= tile_rows rows of head_dim elements. Lanes of rows that do not
+ * exist become 0 as far as a kernel will read them.
+ */
+typedef void qkv_tile_load_f32_fn(const float *const *rows, int64_t n_rows, int64_t head_dim,
+                                  float *tile);
+
+/*
+ * tile_pack copies a block of values into panels of value_panel columns,
+ * packed[d / panel][j][d % panel] = values[j][d], the last panel filled up
+ * with 0.
+ */
+typedef void qkv_tile_pack_f32_fn(const float *values, int64_t values_stride, int64_t kv_len,
+                                  int64_t value_dim, float *packed);
+
+/*
+ * tile_step takes a tile through one block of keys: logits, online softmax,
+ * weighted sum. With t_ij = scale_log2 * (query_i . key_j), for every row i
+ * over the keys that it sees,
+ *
+ *     max' = max(max, max_j t_ij)      r = 2^(max - max')     p_j = 2^(t_ij - max')
+ *     sum  = sum * r + sum_j p_j
+ *     out  = out * r + sum_j p_j value_j
+ *
+ * The driver starts a tile with max = -FLT_MAX (see softmax_step), sum = 0
+ * and out = 0. Keys that a row does not see have no effect on it, not even
+ * a NaN or infinity in their key or value.
+ */
+typedef struct qkv_tile_step_args {
+    const float *query;  /* [head_dim][tile_rows], from tile_load */
+    const float *keys;   /* [kv_len][head_dim], rows keys_stride apart */
+    const float *values; /* from tile_pack, for the same block */
+    float *logits;       /* scratch: [key_block][tile_rows] */
+    float *out;          /* [value_dim rounded up to panels][tile_rows] */
+    float *max, *sum;    /* [tile_rows] */
+    /* Row i sees the keys begin[i] <= j < end[i] of the block; both arrays
+     * have tile_rows entries within [0, kv_len], or both are NULL: every
+     * row sees the whole block. */
+    const int32_t *begin, *end;
+    int64_t keys_stride;
+    int64_t values_keys; /* keys that 'values' was packed with, >= kv_len */
+    int64_t n_rows;      /* rows in use, 1..tile_rows */
+    int64_t kv_len;      /* 1..key_block */
+    int64_t head_dim, value_dim;
+    float scale_log2;
+} qkv_tile_step_args;
+typedef void qkv_tile_step_f32_fn(const qkv_tile_step_args *args);
+
+/*
+ * tile_store normalises and transposes back: rows[i][d] = out[d][i] / sum[i],
+ * or 0 where sum[i] is 0.
+ */
+typedef void qkv_tile_store_f32_fn(const float *out, const float *sum, int64_t n_rows,
+                                   int64_t value_dim, float *const *rows);
+
+/*
+ * One panel of a matrix product:
+ *
+ *     y[i][c] = (accumulate ? y[i][c] : bias ? bias[c] : 0) + sum over k of x[i][k] * panel[k][c]
+ *
+ * for c < cols <= gemm_cols; 'panel' is packed [depth][gemm_cols], filled up
+ * with 0. depth is from 1 to QKV_DOT_BLOCK; the sum is made on its own and
+ * added last.
+ */
+typedef struct qkv_gemm_args {
+    const float *x, *panel, *bias;
+    float *y;
+    int64_t x_stride, y_stride;
+    int64_t rows, cols, depth;
+    bool accumulate;
+} qkv_gemm_args;
+typedef void qkv_gemm_f32_fn(const qkv_gemm_args *args);
+
+/* The kernels of one ISA and the sizes that its tiles have. */
+typedef struct qkv_kernels {
+    const char *name;
+    int32_t tile_rows, key_block, value_panel, gemm_cols, row_limit;
+#define QKV_KERNEL(op, scalar, avx2, avx512, neon) qkv_##op##_fn *op;
+#include "kernels.def"
+#undef QKV_KERNEL
+} qkv_kernels;
+
+/* The number of an ISA in isas.def, and how many there are. */
+enum {
+#define QKV_ISA(name, ...) QKV_ISA_##name,
+#include "isas.def"
+#undef QKV_ISA
+    QKV_ISA_COUNT
+};
+
+/* The tile sizes of an ISA as constants, for its kernels: QKV_avx2_tile_rows. */
+enum {
+#define QKV_ISA(name, arch, tile_rows_, key_block_, value_panel_, gemm_cols_, row_limit_)          \
+    QKV_##name##_tile_rows = (tile_rows_), QKV_##name##_key_block = (key_block_),                  \
+    QKV_##name##_value_panel = (value_panel_), QKV_##name##_gemm_cols = (gemm_cols_),              \
+    QKV_##name##_row_limit = (row_limit_),
+#include "isas.def"
+#undef QKV_ISA
+    QKV_ISA_SIZES_END
+};
+
+/* The prototypes: each kernel of each variant. */
+#define QKV_KERNEL(op, scalar, avx2, avx512, neon)                                                 \
+    extern qkv_##op##_fn qkv_##op##_##scalar, qkv_##op##_##avx2, qkv_##op##_##avx512,              \
+        qkv_##op##_##neon;
+#include "kernels.def"
+#undef QKV_KERNEL
+
+/* The widest tile of any ISA, for arrays on a driver's stack. */
+enum { QKV_TILE_ROWS_MAX = 48 };
+
+/* The table in use; never NULL. Lock-free, detects the CPU at first use. */
+const qkv_kernels *qkv_kernels_active(void);
+
+/* The table of an ISA of isas.def, or NULL where it is not compiled in. */
+const qkv_kernels *qkv_kernels_of(int isa);
+
+#endif

@@ -1,0 +1,490 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * qkv: transformer self-attention on CPUs.
+ *
+ * For query vectors q_i, key vectors k_j and value vectors v_j,
+ *
+ *     logit(i, j) = scale * (q_i . k_j)                    scale = 1/sqrt(head_dim)
+ *     weight(i, j) = exp(logit(i, j) - max_i) / sum over j' of exp(logit(i, j') - max_i)
+ *     out_i = sum over j of weight(i, j) * v_j
+ *
+ * where max_i is the largest logit of row i (Vaswani et al., "Attention Is
+ * All You Need", 2017, equation 1). The library offers the three steps one
+ * by one (qkv_dot, qkv_scale_softmax, qkv_weighted_sum), the three fused
+ * without ever storing the matrix of logits (qkv_attention), and the layer
+ * around them (qkv_project, qkv_self_attention).
+ *
+ * Conventions that hold for every function:
+ *
+ * - Sizes and strides are int64_t. Strides count elements, never bytes. The
+ *   elements of one row are contiguous.
+ * - Every function that can fail returns a qkv_status. All arguments are
+ *   checked before the first byte of output is written: on an error the
+ *   outputs are as they were.
+ * - No function reads or writes a byte outside the elements that its
+ *   arguments describe, not even within the same page. Pointers need only
+ *   the alignment of their element, scratch memory excepted.
+ * - No compute function allocates, locks, makes a system call, prints or
+ *   changes the floating-point environment. Scratch memory is the caller's;
+ *   a size query tells how much. What it holds before and after means
+ *   nothing, and it is best kept from call to call.
+ * - Every function is thread-safe and reentrant as long as no two calls
+ *   share an output or scratch memory. The library starts no threads.
+ * - The machine code is chosen at run time, once, from what both the CPU
+ *   and the operating system confirm; see qkv_isa_select().
+ * - The bits of an output row depend on the inputs of its own sequence and
+ *   head group, q_len, kv_len and the options, and on the ISA; not on the
+ *   batch around it, on alignment, or on how tasks are spread over threads.
+ *
+ * Numerics (docs: the README's section on numerics has the derivations).
+ * With u = 2^-24, n = head_dim, B = QKV_KEY_BLOCK, L = kv_len, and ds the
+ * largest error of a logit of the row, ds <= (n + 2) u |scale| sum |q_i k_i|:
+ *
+ * - a dot product of n <= 4096 terms: |error| <= (n + 2) u sum |q_i k_i|;
+ *   a longer one is summed in blocks of 4096;
+ * - exp: within 1 ulp on [-87.3, 0], exp(0) = 1, monotone; below that a
+ *   denormal or 0, and 0 from -104 on;
+ * - weights: relative error <= 2 ds + (log2(L/B) + 16) u, and they sum to
+ *   1 within (B + L/B + 16) u;
+ * - attention: |error| <= sum_j weight_j |v_j| (2 ds + (B + L/B + 32) u).
+ *
+ * Special values, the same in every function and on every ISA:
+ *
+ * - A row that sees no key (kv_len is 0, or every key is masked) has the
+ *   output 0 and the log-sum-exp -infinity.
+ * - Keys and values that a row does not see have no effect on it, whatever
+ *   bits they hold.
+ * - A NaN in a query, or in a key or value that a row sees, makes that
+ *   row's result NaN where arithmetic says so, and no other row's.
+ * - A logit of +infinity gives what arithmetic gives on logit - max: the
+ *   whole row is NaN. A logit of -infinity has the weight 0.
+ */
+#ifndef QKV_QKV_H
+#define QKV_QKV_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <qkv/version.h>
+
+#if defined(QKV_STATIC)
+#define QKV_API
+#elif defined(_WIN32)
+#ifdef QKV_BUILDING
+#define QKV_API __declspec(dllexport)
+#else
+#define QKV_API __declspec(dllimport)
+#endif
+#elif defined(__GNUC__)
+#define QKV_API __attribute__((visibility("default")))
+#else
+#define QKV_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Keys are summed in blocks of at most this many; see the numerics above. */
+#define QKV_KEY_BLOCK 512
+
+/* Scratch memory must be aligned to this many bytes. */
+#define QKV_SCRATCH_ALIGN 64
+
+/* ---------------------------------------------------------------- status */
+
+/* What a call returns. 0 is success; the values never change meaning. */
+typedef int32_t qkv_status;
+
+enum {
+    QKV_OK = 0,
+    QKV_E_NULL = 1,        /* a required pointer is NULL */
+    QKV_E_SIZE = 2,        /* a descriptor's 'size' is not one of this library's */
+    QKV_E_FLAGS = 3,       /* an unknown flag, or flags that exclude each other */
+    QKV_E_SHAPE = 4,       /* a negative or impossible size; heads not a multiple of kv_heads */
+    QKV_E_STRIDE = 5,      /* a negative stride, or an output whose rows overlap */
+    QKV_E_DTYPE = 6,       /* an unknown dtype, or one that this call does not take */
+    QKV_E_ALIGN = 7,       /* a pointer is not aligned to its element */
+    QKV_E_OVERLAP = 8,     /* an output overlaps an input or another output */
+    QKV_E_OVERFLOW = 9,    /* a size in bytes does not fit the address space */
+    QKV_E_SCRATCH = 10,    /* scratch memory is missing, too small or misaligned */
+    QKV_E_VALUE = 11,      /* a number is NaN or infinite where it must be finite */
+    QKV_E_ISA = 12,        /* no such ISA, or this machine does not support it */
+    QKV_E_INDEX = 13,      /* a task or worker index is out of range */
+    QKV_E_UNSUPPORTED = 14 /* described correctly, but not offered by this version */
+};
+
+/*
+ * qkv_strerror() describes a status in one line. Never NULL, also for a
+ * number that is no status. The string is static. Since 0.1.
+ */
+QKV_API const char *qkv_strerror(qkv_status status);
+
+/* qkv_version() is QKV_VERSION of the linked library. Since 0.1. */
+QKV_API int qkv_version(void);
+
+/* ------------------------------------------------------------------ ISAs */
+
+/* One instruction set that the library knows on this architecture. */
+typedef struct qkv_isa_info {
+    const char *name;   /* "scalar", "avx2", "avx512", "neon" */
+    int32_t compiled;   /* 1: its kernels are in this library */
+    int32_t supported;  /* 1: CPU and operating system both confirm it */
+    int32_t selected;   /* 1: calls made now use it */
+    const char *reason; /* one line: why it is selected, or why it is not */
+} qkv_isa_info;
+
+/*
+ * qkv_isa_count() is the number of ISAs the library knows; qkv_isa_get()
+ * describes the one at 'index', lowest first. Strings are static.
+ * Returns QKV_OK, QKV_E_NULL or QKV_E_INDEX. Since 0.1.
+ */
+QKV_API int32_t qkv_isa_count(void);
+QKV_API qkv_status qkv_isa_get(int32_t index, qkv_isa_info *info);
+
+/*
+ * qkv_isa_select() makes later calls use the ISA called 'name'; NULL returns
+ * to the automatic choice, the highest supported one. Calls in flight on
+ * other threads keep the ISA they began with.
+ *
+ * The environment variable QKV_ISA, read once at first use, lowers the
+ * automatic choice to the ISA it names; a name that is unknown, or not
+ * supported here, is ignored, and qkv_isa_get() tells so in 'reason'.
+ *
+ * Returns QKV_OK, or QKV_E_ISA for a name that is unknown, not compiled in
+ * or not supported here; then nothing changes. Since 0.1.
+ */
+QKV_API qkv_status qkv_isa_select(const char *name);
+
+/* qkv_isa_name() is the name of the ISA in use now. Since 0.1. */
+QKV_API const char *qkv_isa_name(void);
+
+/* ----------------------------------------------------------- the 3 steps */
+
+/*
+ * qkv_dot() computes the score of each query against each key,
+ *
+ *     scores[i][j] = sum over d of queries[i][d] * keys[j][d]
+ *
+ * for 'rows' queries and 'kv_len' keys of 'head_dim' f32 elements. Row i of
+ * a matrix begins i times its stride after its first element; a stride of 0
+ * for 'queries' or 'keys' repeats one row. 'scores' must not overlap an
+ * input, and 'scores_stride' is at least kv_len where rows > 1. With rows
+ * or kv_len 0 nothing is written; with head_dim 0 the scores are 0.
+ *
+ * Error: |scores - exact| <= (n + 2) 2^-24 sum |q_d k_d| with
+ * n = min(head_dim, 4096) + ceil(head_dim / 4096) - 1.
+ * Returns QKV_OK, or QKV_E_NULL / _SHAPE / _STRIDE / _ALIGN / _OVERLAP /
+ * _OVERFLOW, in which case nothing is written. Since 0.1.
+ */
+QKV_API qkv_status qkv_dot(const float *queries, int64_t queries_stride, const float *keys,
+                           int64_t keys_stride, float *scores, int64_t scores_stride,
+                           int64_t rows, int64_t kv_len, int64_t head_dim);
+
+/*
+ * qkv_scale_softmax() computes, for each of 'rows' rows of 'kv_len' scores,
+ *
+ *     weights[i][j] = exp(s_j - m) / sum over j' of exp(s_j' - m)
+ *     lse[i] = m + ln(sum over j' of exp(s_j' - m))
+ *
+ * with s_j = scale * scores[i][j] and m = max s_j. 'weights' may be 'scores'
+ * itself with the same stride; any other overlap is refused. 'lse' holds
+ * 'rows' contiguous elements, or is NULL. A row of nothing but -infinity
+ * becomes zeros with lse -infinity, as does the lse of an empty row; a row
+ * with a NaN or with +infinity becomes NaN.
+ *
+ * Error of a weight, relative: <= 2 ds + (ceil(log2(ceil(kv_len/B))) + 16) 2^-24
+ * with B = QKV_KEY_BLOCK and ds = 3 * 2^-24 max |s_j|.
+ * Returns QKV_OK, or QKV_E_NULL / _SHAPE / _STRIDE / _ALIGN / _OVERLAP /
+ * _OVERFLOW / _VALUE (scale not finite), in which case nothing is written.
+ * Since 0.1.
+ */
+QKV_API qkv_status qkv_scale_softmax(const float *scores, int64_t scores_stride, float *weights,
+                                     int64_t weights_stride, float *lse, int64_t rows,
+                                     int64_t kv_len, float scale);
+
+/*
+ * qkv_weighted_sum() computes, for each of 'rows' weight rows,
+ *
+ *     out[i][d] = sum over j of weights[i][j] * values[j][d]
+ *
+ * 'values' has 'kv_len' rows of 'value_dim' elements. A weight of exactly 0
+ * contributes nothing, even where its value row holds a NaN. With kv_len 0
+ * the output is 0. A stride of 0 for an input repeats one row; 'out' must
+ * not overlap an input, and 'out_stride' is at least value_dim where
+ * rows > 1.
+ *
+ * Error: |out - exact| <= (B + ceil(kv_len/B) + 8) 2^-24 sum |w_j v_j|,
+ * B = QKV_KEY_BLOCK.
+ * Returns QKV_OK, or QKV_E_NULL / _SHAPE / _STRIDE / _ALIGN / _OVERLAP /
+ * _OVERFLOW, in which case nothing is written. Since 0.1.
+ */
+QKV_API qkv_status qkv_weighted_sum(const float *weights, int64_t weights_stride,
+                                    const float *values, int64_t values_stride, float *out,
+                                    int64_t out_stride, int64_t rows, int64_t kv_len,
+                                    int64_t value_dim);
+
+/* --------------------------------------------------------------- tensors */
+
+/*
+ * Element types. Only QKV_F32 is accepted by this version; the others have
+ * their numbers so that a descriptor need not change when they arrive, and
+ * give QKV_E_UNSUPPORTED until then. Storage types are plain integers:
+ * nothing here needs a compiler that knows half precision.
+ */
+enum {
+    QKV_F32 = 0,     /* IEEE binary32 */
+    QKV_F16 = 1,     /* IEEE binary16 */
+    QKV_BF16 = 2,    /* the upper half of a binary32 */
+    QKV_Q8_0 = 3,    /* blocks of 32 int8 with one f16 scale, as in GGUF files */
+    QKV_I8 = 4,      /* int8 with one scale per token and head */
+    QKV_F8_E4M3 = 5, /* OCP 8-bit float, 4 exponent bits */
+    QKV_F8_E5M2 = 6, /* OCP 8-bit float, 5 exponent bits */
+    QKV_Q4_0 = 7     /* blocks of 32 4-bit integers, as in GGUF files */
+};
+
+enum {
+    /* Take the strides as they stand even if all of them are 0. */
+    QKV_TENSOR_STRIDED = 1
+};
+
+/*
+ * A tensor of rows: element (b, h, i, d) is at
+ * data + b * stride_batch + h * stride_head + i * stride_row + d.
+ *
+ * If all strides are 0 (and QKV_TENSOR_STRIDED is not set) the tensor is
+ * packed in the order [batch][head][row][element]. Otherwise the strides
+ * are used as they stand, and one of 0 repeats the same memory along its
+ * axis (inputs only). Strides must not be negative. A stride along an axis
+ * of size 1 is ignored.
+ */
+typedef struct qkv_tensor {
+    void *data; /* not written through where the tensor is an input */
+    int64_t stride_batch, stride_head, stride_row;
+    int32_t dtype; /* QKV_F32, ... */
+    int32_t flags; /* QKV_TENSOR_... */
+} qkv_tensor;
+
+/* ------------------------------------------------------- fused attention */
+
+enum {
+    /*
+     * Query i sees the keys 0 .. i + kv_len - q_len: the last query sees
+     * all of them, as decoding with a cache needs. Where q_len > kv_len the
+     * first q_len - kv_len queries see none.
+     */
+    QKV_CAUSAL = 1,
+    /* 'scale' is set, even if it is 0. */
+    QKV_SCALE_SET = 2
+};
+
+/*
+ * One attention problem. Fill it with a designated initialiser: a field
+ * that is left 0 takes its default.
+ *
+ *     qkv_attention_desc desc = {
+ *         .size = sizeof desc, .q_heads = 8, .kv_heads = 2,
+ *         .q_len = 16, .kv_len = 100, .head_dim = 64,
+ *         .query = {.data = q}, .key = {.data = k}, .value = {.data = v},
+ *         .out = {.data = o},
+ *     };
+ *
+ * 'size' lets new fields be appended: a program compiled with an older
+ * header keeps working, and one compiled with a newer header is refused
+ * only if it sets a field that this library does not know.
+ */
+typedef struct qkv_attention_desc {
+    size_t size;   /* sizeof(qkv_attention_desc) */
+    int32_t flags; /* QKV_CAUSAL, QKV_SCALE_SET */
+    float scale;   /* 0 without QKV_SCALE_SET: 1/sqrt(head_dim) */
+
+    int64_t batch;     /* 0: 1 */
+    int64_t q_heads;   /* 0: 1 */
+    int64_t kv_heads;  /* 0: q_heads. Divides q_heads: query head h reads
+                          key/value head h / (q_heads / kv_heads) */
+    int64_t q_len;     /* queries a head; with 0 nothing is written */
+    int64_t kv_len;    /* keys a head; with 0 the output is 0 */
+    int64_t head_dim;  /* elements of a query and a key, from 1 on */
+    int64_t value_dim; /* elements of a value and an output; 0: head_dim */
+
+    qkv_tensor query; /* [batch][q_heads][q_len][head_dim] */
+    qkv_tensor key;   /* [batch][kv_heads][kv_len][head_dim] */
+    qkv_tensor value; /* [batch][kv_heads][kv_len][value_dim] */
+    qkv_tensor out;   /* [batch][q_heads][q_len][value_dim] */
+
+    /*
+     * Optional (data NULL: none): the log-sum-exp of every row, natural
+     * logarithm, f32, [batch][q_heads][q_len]. stride_row is the distance
+     * from one query's to the next.
+     */
+    qkv_tensor lse;
+} qkv_attention_desc;
+
+/* Which kind of code a descriptor takes. */
+enum {
+    QKV_PATH_NONE = 0,   /* nothing to compute: an empty output, or no key */
+    QKV_PATH_TUNED = 1,  /* the tiled kernels made for its kind of shape */
+    QKV_PATH_GENERAL = 2 /* right, but not tuned: a very large head_dim */
+};
+
+typedef struct qkv_attention_support {
+    int32_t path;      /* QKV_PATH_... */
+    const char *isa;   /* the ISA that would run it, a static string */
+    const char *route; /* a static word for the driver, "tile" or "row" */
+} qkv_attention_support;
+
+/*
+ * qkv_attention_supports() tells, without doing any work or reading any
+ * element, what qkv_attention() would return for 'desc' (scratch memory
+ * aside) and which path it would take. 'support' may be NULL. Since 0.1.
+ */
+QKV_API qkv_status qkv_attention_supports(const qkv_attention_desc *desc,
+                                          qkv_attention_support *support);
+
+/*
+ * qkv_attention_scratch_size() stores in '*bytes' how much scratch memory
+ * qkv_attention() needs for 'desc' with 'workers' threads (1 for
+ * qkv_attention() itself). It grows with workers and head sizes, never with
+ * batch, q_len or kv_len: a buffer for the largest model serves every call.
+ * It may differ between ISAs.
+ * Returns QKV_OK, what qkv_attention() would return for the descriptor,
+ * QKV_E_INDEX for workers < 1 or QKV_E_OVERFLOW. Since 0.1.
+ */
+QKV_API qkv_status qkv_attention_scratch_size(const qkv_attention_desc *desc, int64_t workers,
+                                              size_t *bytes);
+
+/*
+ * qkv_attention() computes out = softmax(scale * query . key^T) value for
+ * every batch and head; the matrix of logits is never stored. 'scratch' is
+ * aligned to QKV_SCRATCH_ALIGN and overlaps none of the tensors.
+ *
+ * 'out' may be the query tensor itself (same address and strides, and
+ * value_dim = head_dim); any other overlap of an output is refused.
+ *
+ * Returns QKV_OK, or any of the codes above but QKV_E_ISA, in which case
+ * nothing is written. Since 0.1.
+ */
+QKV_API qkv_status qkv_attention(const qkv_attention_desc *desc, void *scratch,
+                                 size_t scratch_size);
+
+/*
+ * The same work as numbered tasks, for callers with threads of their own.
+ * qkv_attention_task_count() stores how many tasks 'desc' splits into; each
+ * of 0 .. count - 1 is run once by qkv_attention_run_task(), in any order
+ * and on any thread. Tasks are independent, never wait for each other and
+ * give the same bits however they are spread. 'worker' (from 0 to
+ * workers - 1 of the size query) picks the part of 'scratch' to use; two
+ * calls at the same time need different workers. Select no other ISA
+ * between the size query and the last task.
+ *
+ * Returns like qkv_attention(); QKV_E_INDEX for a bad task or worker.
+ * Since 0.1.
+ */
+QKV_API qkv_status qkv_attention_task_count(const qkv_attention_desc *desc, int64_t *count);
+QKV_API qkv_status qkv_attention_run_task(const qkv_attention_desc *desc, int64_t task,
+                                          int64_t worker, void *scratch, size_t scratch_size);
+
+/* ----------------------------------------------------- projection, layer */
+
+enum {
+    /*
+     * Weight matrices are stored [out][in], as the linear layers of most
+     * frameworks are, instead of [in][out].
+     */
+    QKV_WEIGHT_OUT_IN = 4
+};
+
+/*
+ * A weight matrix W with an optional bias: y = x W + bias. W has 'in' rows
+ * of 'out' elements (with QKV_WEIGHT_OUT_IN 'out' rows of 'in' elements),
+ * 'stride' elements apart; 0 means packed.
+ */
+typedef struct qkv_linear {
+    const void *weight;
+    int64_t stride;
+    const float *bias; /* 'out' elements, or NULL */
+    int32_t dtype;     /* of 'weight': QKV_F32 */
+    int32_t reserved;  /* 0 */
+} qkv_linear;
+
+/*
+ * One projection: for every row x_i of 'input' and every head h
+ *
+ *     out(h, i) = x_i W[:, h * head_dim .. (h + 1) * head_dim - 1] + bias[h * head_dim ..]
+ *
+ * With heads = 1 this is a plain matrix product with bias.
+ */
+typedef struct qkv_project_desc {
+    size_t size;   /* sizeof(qkv_project_desc) */
+    int32_t flags; /* QKV_WEIGHT_OUT_IN */
+    int32_t reserved;
+    int64_t batch;    /* 0: 1 */
+    int64_t rows;     /* rows of input a batch; with 0 nothing is written */
+    int64_t in_dim;   /* elements of an input row, from 1 on */
+    int64_t heads;    /* 0: 1 */
+    int64_t head_dim; /* elements of an output row and head, from 1 on */
+    qkv_tensor input; /* [batch][rows][in_dim]; stride_head is ignored */
+    qkv_linear linear;
+    qkv_tensor out; /* [batch][heads][rows][head_dim] */
+} qkv_project_desc;
+
+/*
+ * qkv_project() computes a projection; qkv_project_scratch_size() tells the
+ * scratch memory it needs, which does not grow with the sizes without
+ * bound. 'out' and 'scratch' overlap nothing.
+ *
+ * Error: |out - exact| <= (n + 2) 2^-24 (sum |x_d w_d| + |bias|) with
+ * n = in_dim (beyond 4096 summed in blocks, as in qkv_dot()).
+ * Returns QKV_OK, or QKV_E_NULL / _SIZE / _FLAGS / _SHAPE / _STRIDE / _DTYPE
+ * / _ALIGN / _OVERLAP / _OVERFLOW / _SCRATCH / _UNSUPPORTED, in which case
+ * nothing is written. Since 0.1.
+ */
+QKV_API qkv_status qkv_project_scratch_size(const qkv_project_desc *desc, size_t *bytes);
+QKV_API qkv_status qkv_project(const qkv_project_desc *desc, void *scratch, size_t scratch_size);
+
+/*
+ * A whole self-attention layer. For the rows x_i of one sequence:
+ *
+ *     q_i = x_i Wq + bq,  k_i = x_i Wk + bk,  v_i = x_i Wv + bv   (split into heads)
+ *     c_i = the heads' attention outputs, joined                  (q_heads * value_dim)
+ *     out_i = c_i Wo + bo, or c_i itself where Wo is not given
+ */
+typedef struct qkv_self_attention_desc {
+    size_t size;   /* sizeof(qkv_self_attention_desc) */
+    int32_t flags; /* QKV_CAUSAL, QKV_SCALE_SET, QKV_WEIGHT_OUT_IN */
+    float scale;   /* as in qkv_attention_desc */
+
+    int64_t batch;     /* 0: 1 */
+    int64_t seq_len;   /* rows of a sequence; with 0 nothing is written */
+    int64_t model_dim; /* elements of an input row, from 1 on */
+    int64_t q_heads;   /* 0: 1 */
+    int64_t kv_heads;  /* 0: q_heads */
+    int64_t head_dim;  /* of a query and a key, from 1 on */
+    int64_t value_dim; /* 0: head_dim */
+    int64_t out_dim;   /* of Wo; 0: model_dim. Ignored without Wo */
+
+    qkv_tensor input; /* [batch][seq_len][model_dim]; stride_head is ignored */
+    qkv_linear wq;    /* [model_dim][q_heads * head_dim] */
+    qkv_linear wk;    /* [model_dim][kv_heads * head_dim] */
+    qkv_linear wv;    /* [model_dim][kv_heads * value_dim] */
+    qkv_linear wo;    /* [q_heads * value_dim][out_dim], optional: weight NULL */
+    qkv_tensor out;   /* [batch][seq_len][out_dim], or [..][q_heads * value_dim] without Wo */
+    qkv_tensor lse;   /* optional, as in qkv_attention_desc */
+} qkv_self_attention_desc;
+
+/*
+ * qkv_self_attention() computes the layer. Its scratch memory holds the
+ * queries, keys, values and joined heads of one sequence, so it grows with
+ * seq_len (not with batch). 'out' may not overlap an input.
+ * Errors as in qkv_project() and qkv_attention(). Since 0.1.
+ */
+QKV_API qkv_status qkv_self_attention_scratch_size(const qkv_self_attention_desc *desc,
+                                                   size_t *bytes);
+QKV_API qkv_status qkv_self_attention(const qkv_self_attention_desc *desc, void *scratch,
+                                      size_t scratch_size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Step 4, weighted sum: out[i] = sum over j of weights[i][j] * values[j], of
+ * one block of keys. The block is summed on its own, then added to what the
+ * blocks before it gave.
+ */
+#include "internal.h"
+
+static float column_sum(const float *weights, const float *column, int64_t stride, int64_t n,
+                        bool skip_zero)
+{
+    float sum = 0.0f;
+    for (int64_t j = 0; j < n; j++) {
+        if (skip_zero && weights[j] == 0.0f)
+            continue; /* 0 * NaN is NaN, but a key of weight 0 has no say */
+        sum += weights[j] * column[j * stride];
+    }
+    return sum;
+}
+
+void qkv_weighted_sum_f32_scalar(const qkv_weighted_sum_args *a)
+{
+    for (int64_t i = 0; i < a->rows; i++) {
+        const float *weights = a->weights + i * a->weights_stride;
+        float *out = a->out + i * a->out_stride;
+        for (int64_t d = 0; d < a->value_dim; d++) {
+            const float sum =
+                column_sum(weights, a->values + d, a->values_stride, a->kv_len, a->skip_zero);
+            out[d] = a->rescale ? out[d] * a->rescale[i] + sum : sum;
+        }
+    }
+}
