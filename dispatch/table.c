@@ -20,13 +20,15 @@ static const qkv_kernels table_scalar = {QKV_TABLE_HEAD(scalar)
 };
 #undef QKV_KERNEL
 
-#if QKV_HAVE_X86_64
+#ifdef QKV_WITH_avx2
 #define QKV_KERNEL(op, scalar, avx2, avx512, neon) .op = qkv_##op##_##avx2,
 static const qkv_kernels table_avx2 = {QKV_TABLE_HEAD(avx2)
 #include "kernels.def"
 };
 #undef QKV_KERNEL
+#endif
 
+#ifdef QKV_WITH_avx512
 #define QKV_KERNEL(op, scalar, avx2, avx512, neon) .op = qkv_##op##_##avx512,
 static const qkv_kernels table_avx512 = {QKV_TABLE_HEAD(avx512)
 #include "kernels.def"
@@ -34,7 +36,7 @@ static const qkv_kernels table_avx512 = {QKV_TABLE_HEAD(avx512)
 #undef QKV_KERNEL
 #endif
 
-#if QKV_HAVE_AARCH64
+#ifdef QKV_WITH_neon
 #define QKV_KERNEL(op, scalar, avx2, avx512, neon) .op = qkv_##op##_##neon,
 static const qkv_kernels table_neon = {QKV_TABLE_HEAD(neon)
 #include "kernels.def"
@@ -44,11 +46,13 @@ static const qkv_kernels table_neon = {QKV_TABLE_HEAD(neon)
 
 static const qkv_kernels *const tables[QKV_ISA_COUNT] = {
     [QKV_ISA_scalar] = &table_scalar,
-#if QKV_HAVE_X86_64
+#ifdef QKV_WITH_avx2
     [QKV_ISA_avx2] = &table_avx2,
+#endif
+#ifdef QKV_WITH_avx512
     [QKV_ISA_avx512] = &table_avx512,
 #endif
-#if QKV_HAVE_AARCH64
+#ifdef QKV_WITH_neon
     [QKV_ISA_neon] = &table_neon,
 #endif
 };

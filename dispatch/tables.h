@@ -14,15 +14,4 @@
     .value_panel = QKV_##isa##_value_panel, .gemm_cols = QKV_##isa##_gemm_cols,                    \
     .row_limit = QKV_##isa##_row_limit,
 
-#if defined(__x86_64__) || defined(_M_X64)
-#define QKV_HAVE_X86_64 1
-#else
-#define QKV_HAVE_X86_64 0
-#endif
-#if defined(__aarch64__) && !defined(__AARCH64EB__)
-#define QKV_HAVE_AARCH64 1
-#else
-#define QKV_HAVE_AARCH64 0
-#endif
-
 #endif

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: MIT */
+#include "validate.h"
+
+#include <string.h>
+
+bool qkv_add(int64_t a, int64_t b, int64_t *result)
+{
+    if (a > INT64_MAX - b)
+        return false;
+    *result = a + b;
+    return true;
+}
+
+bool qkv_mul(int64_t a, int64_t b, int64_t *result)
+{
+    if (a != 0 && b > INT64_MAX / a)
+        return false;
+    *result = a * b;
+    return true;
+}
+
+bool qkv_view_empty(const qkv_view *v)
+{
+    return v->dim == 0 || v->count[0] == 0 || v->count[1] == 0 || v->count[2] == 0;
+}
+
+float *qkv_view_row(const qkv_view *v, int64_t batch, int64_t head, int64_t row)
+{
+    return v->data + batch * v->stride[QKV_AXIS_BATCH] + head * v->stride[QKV_AXIS_HEAD] +
+           row * v->stride[QKV_AXIS_ROW];
+}
+
+/* Elements from the first to one past the last; false if it overflows. */
+static bool view_span(const qkv_view *v, int64_t *span)
+{
+    *span = v->dim;
+    for (int axis = 0; axis < QKV_AXES; axis++) {
+        int64_t reach;
+        if (!qkv_mul(v->count[axis] - 1, v->stride[axis], &reach) ||
+            !qkv_add(*span, reach, span))
+            return false;
+    }
+    return true;
+}
+
+/* The strides of [batch][head][row][element] without gaps. */
+static bool packed_strides(qkv_view *v)
+{
+    int64_t *s = v->stride;
+    s[QKV_AXIS_ROW] = v->dim;
+    return qkv_mul(v->count[QKV_AXIS_ROW], s[QKV_AXIS_ROW], &s[QKV_AXIS_HEAD]) &&
+           qkv_mul(v->count[QKV_AXIS_HEAD], s[QKV_AXIS_HEAD], &s[QKV_AXIS_BATCH]);
+}
+
+/*
+ * Are all rows of an output apart? From the smallest stride up, each must
+ * reach beyond all that the smaller ones cover. (Sufficient, and necessary
+ * for every layout that is not a puzzle.)
+ */
+static bool rows_are_apart(const qkv_view *v)
+{
+    bool done[QKV_AXES] = {false};
+    int64_t extent = v->dim;
+    for (int pass = 0; pass < QKV_AXES; pass++) {
+        int next = -1;
+        for (int axis = 0; axis < QKV_AXES; axis++)
+            if (!done[axis] && (next < 0 || v->stride[axis] < v->stride[next]))
+                next = axis;
+        done[next] = true;
+        if (v->count[next] == 1)
+            continue;
+        if (v->stride[next] < extent)
+            return false;
+        extent += (v->count[next] - 1) * v->stride[next];
+    }
+    return true;
+}
+
+/* Everything but dtype and flags, which a plain matrix does not have. */
+static qkv_status check_view(qkv_view *v, bool packed, qkv_access access)
+{
+    for (int axis = 0; axis < QKV_AXES; axis++)
+        if (v->stride[axis] < 0)
+            return QKV_E_STRIDE;
+    if (qkv_view_empty(v))
+        return QKV_OK;
+
+    if (packed && !packed_strides(v))
+        return QKV_E_OVERFLOW;
+    for (int axis = 0; axis < QKV_AXES; axis++)
+        if (v->count[axis] == 1)
+            v->stride[axis] = 0;
+
+    int64_t span;
+    if (!view_span(v, &span) || span > PTRDIFF_MAX / (int64_t)sizeof *v->data)
+        return QKV_E_OVERFLOW;
+    if (!v->data)
+        return QKV_E_NULL;
+    const uintptr_t address = (uintptr_t)v->data;
+    if (address % _Alignof(float) != 0)
+        return QKV_E_ALIGN;
+    if ((uintptr_t)span * sizeof *v->data > UINTPTR_MAX - address)
+        return QKV_E_OVERFLOW;
+    if (access == QKV_OUTPUT && !rows_are_apart(v))
+        return QKV_E_STRIDE;
+    return QKV_OK;
+}
+
+qkv_status qkv_view_tensor(const qkv_tensor *t, int64_t batch, int64_t heads, int64_t rows,
+                           int64_t dim, qkv_access access, qkv_view *view)
+{
+    if (t->dtype < QKV_F32 || t->dtype > QKV_Q4_0)
+        return QKV_E_DTYPE;
+    if (t->dtype != QKV_F32)
+        return QKV_E_UNSUPPORTED;
+    if (t->flags & ~QKV_TENSOR_STRIDED)
+        return QKV_E_FLAGS;
+
+    *view = (qkv_view){.data = t->data,
+                       .count = {batch, heads, rows},
+                       .stride = {t->stride_batch, t->stride_head, t->stride_row},
+                       .dim = dim};
+    const bool packed = !(t->flags & QKV_TENSOR_STRIDED) && t->stride_batch == 0 &&
+                        t->stride_head == 0 && t->stride_row == 0;
+    return check_view(view, packed, access);
+}
+
+qkv_status qkv_view_matrix(const float *data, int64_t stride, int64_t rows, int64_t dim,
+                           qkv_access access, qkv_view *view)
+{
+    *view = (qkv_view){
+        .data = (float *)(uintptr_t)data, .count = {1, 1, rows}, .stride = {0, 0, stride}, .dim = dim};
+    return check_view(view, false, access);
+}
+
+bool qkv_views_same(const qkv_view *a, const qkv_view *b)
+{
+    return a->data == b->data && a->dim == b->dim &&
+           memcmp(a->count, b->count, sizeof a->count) == 0 &&
+           memcmp(a->stride, b->stride, sizeof a->stride) == 0;
+}
+
+/*
+ * Elements that a view covers within one period: the axes whose stride is a
+ * multiple of the period only repeat it. -1 if they reach beyond a period.
+ */
+static int64_t extent_within(const qkv_view *v, int64_t period)
+{
+    int64_t extent = v->dim;
+    for (int axis = 0; axis < QKV_AXES; axis++)
+        if (v->stride[axis] % period != 0)
+            extent += (v->count[axis] - 1) * v->stride[axis];
+    return extent <= period ? extent : -1;
+}
+
+/* Do the two keep to separate parts of a period that both repeat? */
+static bool apart_within(const qkv_view *a, const qkv_view *b, int64_t period)
+{
+    const int64_t extent_a = extent_within(a, period);
+    const int64_t extent_b = extent_within(b, period);
+    if (extent_a < 0 || extent_b < 0)
+        return false;
+    const int64_t bytes = (int64_t)((uintptr_t)b->data - (uintptr_t)a->data);
+    int64_t distance = bytes / (int64_t)sizeof(float) % period;
+    if (distance < 0)
+        distance += period;
+    return distance >= extent_a && distance + extent_b <= period;
+}
+
+bool qkv_views_overlap(const qkv_view *a, const qkv_view *b)
+{
+    if (qkv_view_empty(a) || qkv_view_empty(b))
+        return false;
+
+    int64_t span_a = 0, span_b = 0;
+    if (!view_span(a, &span_a) || !view_span(b, &span_b))
+        return true;
+    const uintptr_t begin_a = (uintptr_t)a->data, begin_b = (uintptr_t)b->data;
+    if (begin_a + (uintptr_t)span_a * sizeof(float) <= begin_b ||
+        begin_b + (uintptr_t)span_b * sizeof(float) <= begin_a)
+        return false;
+
+    for (int axis = 0; axis < QKV_AXES; axis++) {
+        if (a->stride[axis] > 0 && apart_within(a, b, a->stride[axis]))
+            return false;
+        if (b->stride[axis] > 0 && apart_within(a, b, b->stride[axis]))
+            return false;
+    }
+    return true;
+}
+
+qkv_status qkv_check_scratch(const void *scratch, size_t size, size_t need,
+                             const qkv_view *const *views, size_t n_views)
+{
+    if (need == 0)
+        return QKV_OK;
+    if (!scratch || size < need || (uintptr_t)scratch % QKV_SCRATCH_ALIGN != 0)
+        return QKV_E_SCRATCH;
+
+    const qkv_view area = {.data = (float *)(uintptr_t)scratch,
+                           .count = {1, 1, 1},
+                           .dim = (int64_t)(need / sizeof(float))};
+    for (size_t i = 0; i < n_views; i++)
+        if (qkv_views_overlap(&area, views[i]))
+            return QKV_E_OVERLAP;
+    return QKV_OK;
+}
+
+qkv_status qkv_copy_desc(void *copy, size_t known, size_t oldest, const void *desc)
+{
+    if (!desc)
+        return QKV_E_NULL;
+    size_t size;
+    memcpy(&size, desc, sizeof size);
+    if (size < oldest || size > 65536)
+        return QKV_E_SIZE;
+
+    memset(copy, 0, known);
+    memcpy(copy, desc, size < known ? size : known);
+    const unsigned char *bytes = desc;
+    for (size_t i = known; i < size; i++)
+        if (bytes[i] != 0)
+            return QKV_E_SIZE;
+    return QKV_OK;
+}

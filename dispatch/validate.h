@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The checks that every public function makes before it writes anything.
+ * After them, sizes, strides and addresses are known to be consistent and
+ * index arithmetic in int64_t cannot overflow.
+ */
+#ifndef QKV_VALIDATE_H
+#define QKV_VALIDATE_H
+
+#include "internal.h"
+
+enum { QKV_AXIS_BATCH, QKV_AXIS_HEAD, QKV_AXIS_ROW, QKV_AXES };
+
+/*
+ * A tensor after validation: its f32 rows, with defaults filled in. A view
+ * without elements has data NULL or not; nothing of it is ever touched.
+ */
+typedef struct qkv_view {
+    float *data;
+    int64_t count[QKV_AXES];
+    int64_t stride[QKV_AXES]; /* 0 along an axis of size 1 */
+    int64_t dim;              /* elements of a row */
+} qkv_view;
+
+typedef enum qkv_access { QKV_INPUT, QKV_OUTPUT } qkv_access;
+
+/* Checks a tensor of batch x heads x rows rows of 'dim' elements, none of
+ * which is negative, and fills in 'view'. */
+qkv_status qkv_view_tensor(const qkv_tensor *tensor, int64_t batch, int64_t heads, int64_t rows,
+                           int64_t dim, qkv_access access, qkv_view *view);
+
+/* The same for a plain matrix given by pointer and row stride. */
+qkv_status qkv_view_matrix(const float *data, int64_t stride, int64_t rows, int64_t dim,
+                           qkv_access access, qkv_view *view);
+
+bool qkv_view_empty(const qkv_view *view);
+
+/* The address of a row. */
+float *qkv_view_row(const qkv_view *view, int64_t batch, int64_t head, int64_t row);
+
+/* The same elements at the same places. */
+bool qkv_views_same(const qkv_view *a, const qkv_view *b);
+
+/*
+ * May the two share an element? Exact for tensors that lie apart and for
+ * those that interleave with a common period (the Q, K and V of one packed
+ * row, say); what it cannot tell apart counts as overlapping.
+ */
+bool qkv_views_overlap(const qkv_view *a, const qkv_view *b);
+
+/* Does scratch memory of 'need' bytes satisfy the rules, away from 'views'? */
+qkv_status qkv_check_scratch(const void *scratch, size_t size, size_t need,
+                             const qkv_view *const *views, size_t n_views);
+
+/*
+ * Copies a descriptor of 'known' bytes that begins with its size_t size from
+ * a caller's of any version: fields that the caller does not have are 0,
+ * fields that this library does not know must be 0. 'oldest' is the size in
+ * the first release.
+ */
+qkv_status qkv_copy_desc(void *copy, size_t known, size_t oldest, const void *desc);
+
+/* a + b and a * b for non-negative numbers; false if the result overflows. */
+bool qkv_add(int64_t a, int64_t b, int64_t *result);
+bool qkv_mul(int64_t a, int64_t b, int64_t *result);
+
+#endif

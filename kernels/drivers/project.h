@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef QKV_DRIVERS_PROJECT_H
+#define QKV_DRIVERS_PROJECT_H
+
+#include "internal.h"
+#include "validate.h"
+
+/* A validated projection: out[b][h][i] = input[b][0][i] W[:, head h] + bias. */
+typedef struct qkv_projection {
+    qkv_view input, out;
+    const float *weight, *bias; /* bias may be NULL */
+    int64_t weight_stride;
+    bool weight_out_in; /* the weight matrix is stored [out][in] */
+} qkv_projection;
+
+/* Floats of scratch memory; constant. */
+int64_t qkv_projection_scratch(void);
+
+void qkv_run_projection(const qkv_projection *projection, const qkv_kernels *kernels,
+                        float *scratch);
+
+#endif

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The tile driver: many query rows, tile by tile, against one block of keys
+ * after the other.
+ *
+ *     load all tiles of the run
+ *     for each block of keys that some row sees
+ *         pack the block's values
+ *         for each tile that sees a key of it: one step
+ *     store all tiles
+ *
+ * A block's packed values are used by every tile of the run and so by all
+ * query heads of the group; the keys are read where they lie.
+ */
+#include "attention.h"
+
+#include <float.h>
+
+/* The parts of a worker's scratch memory. */
+typedef struct tile_scratch {
+    float *values, *logits; /* of one block */
+    float *query, *out;     /* [tile][head_dim or value_dim][tile_rows] */
+    float *max, *sum;       /* [tile][tile_rows] */
+} tile_scratch;
+
+static int64_t panels_dim(const qkv_kernels *k, int64_t value_dim)
+{
+    return (value_dim + k->value_panel - 1) / k->value_panel * k->value_panel;
+}
+
+/* Lays out the parts from 'base' on; returns the floats used. */
+static int64_t lay_out(tile_scratch *s, float *base, const qkv_kernels *k, int64_t head_dim,
+                       int64_t value_dim, int64_t task_rows)
+{
+    const int64_t value_columns = panels_dim(k, value_dim);
+    const int64_t sizes[] = {
+        k->key_block * value_columns, (int64_t)k->key_block * k->tile_rows,
+        task_rows * head_dim,         task_rows * value_columns,
+        task_rows,                    task_rows,
+    };
+    float **parts[] = {&s->values, &s->logits, &s->query, &s->out, &s->max, &s->sum};
+
+    int64_t used = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (base)
+            *parts[i] = base + used;
+        used += qkv_align_floats(sizes[i]);
+    }
+    return used;
+}
+
+int64_t qkv_tiles_scratch(const qkv_kernels *k, int64_t head_dim, int64_t value_dim,
+                          int64_t task_rows)
+{
+    tile_scratch unused;
+    return lay_out(&unused, NULL, k, head_dim, value_dim, task_rows);
+}
+
+/* One tile of the run: its rows, and the keys that they see. */
+typedef struct tile_part {
+    int64_t first, count; /* rows of the run */
+    qkv_range first_sees, last_sees;
+} tile_part;
+
+static tile_part tile_at(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                         int64_t index)
+{
+    tile_part t = {.first = index * k->tile_rows, .count = k->tile_rows};
+    if (t.count > run.count - t.first)
+        t.count = run.count - t.first;
+    const int64_t row = run.first + t.first;
+    t.first_sees = qkv_visible_keys(p, row / p->group);
+    t.last_sees = qkv_visible_keys(p, (row + t.count - 1) / p->group);
+    return t;
+}
+
+static void load_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                      tile_part t, tile_scratch *s)
+{
+    const float *rows[QKV_TILE_ROWS_MAX];
+    for (int64_t i = 0; i < t.count; i++)
+        rows[i] = qkv_row_of(&p->query, p, run, t.first + i);
+    k->tile_load_f32(rows, t.count, p->head_dim, s->query + t.first * p->head_dim);
+
+    float *out = s->out + t.first * panels_dim(k, p->value_dim);
+    for (int64_t i = 0; i < k->tile_rows * panels_dim(k, p->value_dim); i++)
+        out[i] = 0.0f;
+    for (int64_t i = 0; i < k->tile_rows; i++) {
+        s->max[t.first + i] = -FLT_MAX;
+        s->sum[t.first + i] = 0.0f;
+    }
+}
+
+static int32_t clamp_to_block(int64_t key, int64_t block_first, int64_t block_len)
+{
+    const int64_t j = key - block_first;
+    return (int32_t)(j < 0 ? 0 : j < block_len ? j : block_len);
+}
+
+/* Takes a tile through the keys of one block that it sees. */
+static void step_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                      tile_part t, qkv_range block, const tile_scratch *s)
+{
+    if (t.last_sees.end <= block.begin || t.first_sees.begin >= block.end)
+        return;
+
+    const int64_t end = t.last_sees.end < block.end ? t.last_sees.end : block.end;
+    const int64_t kv_len = end - block.begin;
+    qkv_tile_step_args args = {
+        .query = s->query + t.first * p->head_dim,
+        .keys = qkv_view_row(&p->key, run.batch, run.kv_head, block.begin),
+        .values = s->values,
+        .logits = s->logits,
+        .out = s->out + t.first * panels_dim(k, p->value_dim),
+        .max = s->max + t.first,
+        .sum = s->sum + t.first,
+        .keys_stride = p->key.stride[QKV_AXIS_ROW],
+        .values_keys = block.end - block.begin,
+        .n_rows = t.count,
+        .kv_len = kv_len,
+        .head_dim = p->head_dim,
+        .value_dim = p->value_dim,
+        .scale_log2 = p->scale_log2,
+    };
+
+    int32_t begins[QKV_TILE_ROWS_MAX] = {0}, ends[QKV_TILE_ROWS_MAX] = {0};
+    if (t.first_sees.end < end || t.last_sees.begin > block.begin) {
+        for (int64_t i = 0; i < t.count; i++) {
+            const qkv_range sees = qkv_visible_keys(p, (run.first + t.first + i) / p->group);
+            begins[i] = clamp_to_block(sees.begin, block.begin, kv_len);
+            ends[i] = clamp_to_block(sees.end, block.begin, kv_len);
+        }
+        args.begin = begins;
+        args.end = ends;
+    }
+    k->tile_step_f32(&args);
+}
+
+static void store_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                       tile_part t, const tile_scratch *s)
+{
+    float *rows[QKV_TILE_ROWS_MAX];
+    for (int64_t i = 0; i < t.count; i++)
+        rows[i] = qkv_row_of(&p->out, p, run, t.first + i);
+    const float *max = s->max + t.first, *sum = s->sum + t.first;
+    k->tile_store_f32(s->out + t.first * panels_dim(k, p->value_dim), sum, t.count, p->value_dim,
+                      rows);
+
+    if (p->lse.data)
+        for (int64_t i = 0; i < t.count; i++)
+            *qkv_row_of(&p->lse, p, run, t.first + i) = qkv_lse_of(max[i], sum[i]);
+}
+
+void qkv_run_tiles(const qkv_attention_problem *p, const qkv_attention_plan *plan, qkv_row_run run,
+                   float *scratch)
+{
+    const qkv_kernels *k = plan->kernels;
+    tile_scratch s;
+    lay_out(&s, scratch, k, p->head_dim, p->value_dim, plan->task_rows);
+
+    const int64_t tiles = (run.count + k->tile_rows - 1) / k->tile_rows;
+    for (int64_t i = 0; i < tiles; i++)
+        load_tile(p, k, run, tile_at(p, k, run, i), &s);
+
+    const int64_t keys_end = tile_at(p, k, run, tiles - 1).last_sees.end;
+    for (int64_t first = 0; first < keys_end; first += k->key_block) {
+        qkv_range block = {first, first + k->key_block};
+        if (block.end > keys_end)
+            block.end = keys_end;
+        k->tile_pack_f32(qkv_view_row(&p->value, run.batch, run.kv_head, first),
+                         p->value.stride[QKV_AXIS_ROW], block.end - block.begin, p->value_dim,
+                         s.values);
+        for (int64_t i = 0; i < tiles; i++)
+            step_tile(p, k, run, tile_at(p, k, run, i), block, &s);
+    }
+
+    for (int64_t i = 0; i < tiles; i++)
+        store_tile(p, k, run, tile_at(p, k, run, i), &s);
+}
