@@ -19,17 +19,22 @@ QKV_INLINE void dot_block(const float *queries, int64_t queries_stride, const fl
                           int64_t keys_stride, int64_t head_dim, const int n_rows,
                           const int n_keys, __m256 acc[2][4])
 {
+    QKV_UNROLL
     for (int r = 0; r < n_rows; r++)
+        QKV_UNROLL
         for (int k = 0; k < n_keys; k++)
             acc[r][k] = _mm256_setzero_ps();
 
     int64_t d = 0;
     for (; d + LANES <= head_dim; d += LANES) {
         __m256 q[2];
+        QKV_UNROLL
         for (int r = 0; r < n_rows; r++)
             q[r] = _mm256_loadu_ps(queries + r * queries_stride + d);
+        QKV_UNROLL
         for (int k = 0; k < n_keys; k++) {
             const __m256 key = _mm256_loadu_ps(keys + k * keys_stride + d);
+            QKV_UNROLL
             for (int r = 0; r < n_rows; r++)
                 acc[r][k] = _mm256_fmadd_ps(q[r], key, acc[r][k]);
         }
@@ -37,10 +42,13 @@ QKV_INLINE void dot_block(const float *queries, int64_t queries_stride, const fl
     if (d < head_dim) {
         const int64_t rest = head_dim - d;
         __m256 q[2];
+        QKV_UNROLL
         for (int r = 0; r < n_rows; r++)
             q[r] = load_tail(queries + r * queries_stride + d, rest);
+        QKV_UNROLL
         for (int k = 0; k < n_keys; k++) {
             const __m256 key = load_tail(keys + k * keys_stride + d, rest);
+            QKV_UNROLL
             for (int r = 0; r < n_rows; r++)
                 acc[r][k] = _mm256_fmadd_ps(q[r], key, acc[r][k]);
         }
@@ -53,6 +61,7 @@ QKV_INLINE void dot_rows(const qkv_dot_args *a, int64_t row, int64_t key, const 
     __m256 acc[2][4];
     dot_block(a->queries + row * a->queries_stride, a->queries_stride,
               a->keys + key * a->keys_stride, a->keys_stride, a->head_dim, n_rows, n_keys, acc);
+    QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
         float *scores = a->scores + (row + r) * a->scores_stride + key;
         if (n_keys == 4) {

@@ -23,6 +23,7 @@ QKV_INLINE __m256 base_of(const qkv_gemm_args *a, const float *y, int64_t column
 
 QKV_INLINE void store_row(const qkv_gemm_args *a, float *y, const __m256 acc[2])
 {
+    QKV_UNROLL
     for (int v = 0; v < 2; v++) {
         const int64_t cols = a->cols - v * LANES;
         if (cols <= 0)
@@ -39,6 +40,7 @@ QKV_INLINE void store_row(const qkv_gemm_args *a, float *y, const __m256 acc[2])
 QKV_INLINE void multiply_rows(const qkv_gemm_args *a, int64_t row, const int n_rows)
 {
     __m256 acc[6][2];
+    QKV_UNROLL
     for (int r = 0; r < n_rows; r++)
         acc[r][0] = acc[r][1] = _mm256_setzero_ps();
 
@@ -46,6 +48,7 @@ QKV_INLINE void multiply_rows(const qkv_gemm_args *a, int64_t row, const int n_r
     const float *panel = a->panel;
     for (int64_t k = 0; k < a->depth; k++, panel += PANEL) {
         const __m256 w0 = _mm256_loadu_ps(panel), w1 = _mm256_loadu_ps(panel + LANES);
+        QKV_UNROLL
         for (int r = 0; r < n_rows; r++) {
             const __m256 xk = _mm256_broadcast_ss(x + r * a->x_stride + k);
             acc[r][0] = _mm256_fmadd_ps(xk, w0, acc[r][0]);
@@ -53,6 +56,7 @@ QKV_INLINE void multiply_rows(const qkv_gemm_args *a, int64_t row, const int n_r
         }
     }
 
+    QKV_UNROLL
     for (int r = 0; r < n_rows; r++)
         store_row(a, a->y + (row + r) * a->y_stride, acc[r]);
 }

@@ -27,6 +27,10 @@
 /* Forces the small bodies that are templates by their constant arguments. */
 #define QKV_INLINE static inline __attribute__((always_inline))
 
+/* Unrolls a loop whose bounds are constants after inlining, whatever its
+ * size: only then do arrays of accumulators live in registers. */
+#define QKV_UNROLL _Pragma("GCC unroll 16")
+
 enum { LANES = 8 };
 
 /* All ones in the first n lanes, 0 <= n <= 8. */

@@ -42,6 +42,7 @@ void qkv_tile_load_f32_avx2(const float *const *rows, int64_t n_rows, int64_t he
         for (int64_t d = 0; d < head_dim; d += LANES) {
             const int64_t dims = head_dim - d < LANES ? head_dim - d : LANES;
             __m256 block[LANES];
+            QKV_UNROLL
             for (int r = 0; r < LANES; r++) {
                 if (r >= here)
                     block[r] = _mm256_setzero_ps();
@@ -68,6 +69,7 @@ void qkv_tile_store_f32_avx2(const float *out, const float *sum, int64_t n_rows,
         for (int64_t d = 0; d < value_dim; d += LANES) {
             const int64_t dims = value_dim - d < LANES ? value_dim - d : LANES;
             __m256 block[LANES];
+            QKV_UNROLL
             for (int c = 0; c < LANES; c++)
                 block[c] = c < dims ? _mm256_and_ps(
                                           _mm256_div_ps(
@@ -116,7 +118,9 @@ QKV_INLINE void logits_block(const qkv_tile_step_args *a, int64_t j, const int n
                              const int n_vecs, __m256 max[VECS])
 {
     __m256 acc[WIDE][VECS];
+    QKV_UNROLL
     for (int k = 0; k < n_keys; k++)
+        QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
             acc[k][v] = _mm256_setzero_ps();
 
@@ -124,17 +128,22 @@ QKV_INLINE void logits_block(const qkv_tile_step_args *a, int64_t j, const int n
     const float *query = a->query;
     for (int64_t d = 0; d < a->head_dim; d++, query += TILE) {
         __m256 q[VECS];
+        QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
             q[v] = _mm256_loadu_ps(query + v * LANES);
+        QKV_UNROLL
         for (int k = 0; k < n_keys; k++) {
             const __m256 kd = _mm256_broadcast_ss(key + k * a->keys_stride + d);
+            QKV_UNROLL
             for (int v = 0; v < n_vecs; v++)
                 acc[k][v] = _mm256_fmadd_ps(kd, q[v], acc[k][v]);
         }
     }
 
     const __m256 scale = _mm256_set1_ps(a->scale_log2);
+    QKV_UNROLL
     for (int k = 0; k < n_keys; k++) {
+        QKV_UNROLL
         for (int v = 0; v < n_vecs; v++) {
             __m256 t = _mm256_mul_ps(acc[k][v], scale);
             if (a->end)
@@ -186,7 +195,7 @@ QKV_INLINE __m256 softmax_vec(const qkv_tile_step_args *a, int v, __m256 max)
  * One column of one vector of rows, leaving out the keys that a row does
  * not see: their weight is 0, but 0 times a NaN or infinity is a NaN.
  */
-static __m256 careful_column(const qkv_tile_step_args *a, int v, const float *column)
+static __attribute__((noinline)) __m256 careful_column(const qkv_tile_step_args *a, int v, const float *column)
 {
     __m256 acc = _mm256_setzero_ps();
     for (int64_t j = 0; j < a->kv_len; j++) {
@@ -203,7 +212,9 @@ QKV_INLINE void values_block(const qkv_tile_step_args *a, int64_t d, const int p
 {
     const int columns = panels * PANEL;
     __m256 acc[WIDE][VECS];
+    QKV_UNROLL
     for (int c = 0; c < columns; c++)
+        QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
             acc[c][v] = _mm256_setzero_ps();
 
@@ -212,17 +223,22 @@ QKV_INLINE void values_block(const qkv_tile_step_args *a, int64_t d, const int p
     const float *weights = a->logits;
     for (int64_t j = 0; j < a->kv_len; j++, weights += TILE) {
         __m256 p[VECS];
+        QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
             p[v] = _mm256_loadu_ps(weights + v * LANES);
+        QKV_UNROLL
         for (int c = 0; c < columns; c++) {
             const __m256 value =
                 _mm256_broadcast_ss(values + c / PANEL * panel_size + j * PANEL + c % PANEL);
+            QKV_UNROLL
             for (int v = 0; v < n_vecs; v++)
                 acc[c][v] = _mm256_fmadd_ps(value, p[v], acc[c][v]);
         }
     }
 
+    QKV_UNROLL
     for (int c = 0; c < columns; c++) {
+        QKV_UNROLL
         for (int v = 0; v < n_vecs; v++) {
             if (a->end && any_nan(acc[c][v]))
                 acc[c][v] = careful_column(a, v, values + c / PANEL * panel_size + c % PANEL);
@@ -248,9 +264,11 @@ QKV_INLINE void tile_values(const qkv_tile_step_args *a, const int n_vecs,
 QKV_INLINE void tile_step(const qkv_tile_step_args *a, const int n_vecs)
 {
     __m256 max[VECS], rescale[VECS];
+    QKV_UNROLL
     for (int v = 0; v < n_vecs; v++)
         max[v] = _mm256_loadu_ps(a->max + v * LANES);
     tile_logits(a, n_vecs, max);
+    QKV_UNROLL
     for (int v = 0; v < n_vecs; v++)
         rescale[v] = softmax_vec(a, v, max[v]);
     tile_values(a, n_vecs, rescale);

@@ -51,7 +51,9 @@ QKV_INLINE void sum_block(const qkv_weighted_sum_args *a, int64_t row, int64_t d
                           const int n_vecs, const bool tail)
 {
     __m256 acc[4][8];
+    QKV_UNROLL
     for (int r = 0; r < n_rows; r++)
+        QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
             acc[r][v] = _mm256_setzero_ps();
 
@@ -60,16 +62,21 @@ QKV_INLINE void sum_block(const qkv_weighted_sum_args *a, int64_t row, int64_t d
     const float *values = a->values + d;
     for (int64_t j = 0; j < a->kv_len; j++, values += a->values_stride) {
         __m256 value[8];
+        QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
             value[v] = tail ? _mm256_maskload_ps(values, mask) : _mm256_loadu_ps(values + v * LANES);
+        QKV_UNROLL
         for (int r = 0; r < n_rows; r++) {
             const __m256 w = _mm256_broadcast_ss(weights + r * a->weights_stride + j);
+            QKV_UNROLL
             for (int v = 0; v < n_vecs; v++)
                 acc[r][v] = _mm256_fmadd_ps(w, value[v], acc[r][v]);
         }
     }
 
+    QKV_UNROLL
     for (int r = 0; r < n_rows; r++)
+        QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
             store_sum(a, row + r, d + v * LANES, acc[r][v]);
 }
