@@ -87,17 +87,36 @@ void qkv_tile_store_f32_avx2(const float *out, const float *sum, int64_t n_rows,
     }
 }
 
+/* Four keys of two panels: every cache line is read and written once, where
+ * panel by panel the rows of a power-of-two stride would evict each other. */
+QKV_INLINE void pack_4_keys(const float *values, int64_t stride, float *panel, int64_t panel_size)
+{
+    const __m256 v0 = _mm256_loadu_ps(values), v1 = _mm256_loadu_ps(values + stride);
+    const __m256 v2 = _mm256_loadu_ps(values + 2 * stride);
+    const __m256 v3 = _mm256_loadu_ps(values + 3 * stride);
+    _mm256_storeu_ps(panel, _mm256_permute2f128_ps(v0, v1, 0x20));
+    _mm256_storeu_ps(panel + LANES, _mm256_permute2f128_ps(v2, v3, 0x20));
+    _mm256_storeu_ps(panel + panel_size, _mm256_permute2f128_ps(v0, v1, 0x31));
+    _mm256_storeu_ps(panel + panel_size + LANES, _mm256_permute2f128_ps(v2, v3, 0x31));
+}
+
 void qkv_tile_pack_f32_avx2(const float *values, int64_t values_stride, int64_t kv_len,
                             int64_t value_dim, float *packed)
 {
-    int64_t d = 0;
-    for (; d + PANEL <= value_dim; d += PANEL)
-        for (int64_t j = 0; j < kv_len; j++, packed += PANEL)
-            _mm_storeu_ps(packed, _mm_loadu_ps(values + j * values_stride + d));
-    if (d < value_dim) {
-        const __m128i mask = _mm256_castsi256_si128(tail_mask(value_dim - d));
-        for (int64_t j = 0; j < kv_len; j++, packed += PANEL)
-            _mm_storeu_ps(packed, _mm_maskload_ps(values + j * values_stride + d, mask));
+    const int64_t panel_size = kv_len * PANEL;
+    const int64_t pairs_dim = value_dim / (2 * PANEL) * (2 * PANEL);
+    int64_t first = 0;
+    for (; first + 4 <= kv_len; first += 4)
+        for (int64_t d = 0; d < pairs_dim; d += 2 * PANEL)
+            pack_4_keys(values + first * values_stride + d, values_stride,
+                        packed + d * kv_len + first * PANEL, panel_size);
+
+    for (int64_t d = 0; d < value_dim; d += PANEL) {
+        const int64_t rest = value_dim - d < PANEL ? value_dim - d : PANEL;
+        const __m128i mask = _mm256_castsi256_si128(tail_mask(rest));
+        for (int64_t j = d < pairs_dim ? first : 0; j < kv_len; j++)
+            _mm_storeu_ps(packed + d * kv_len + j * PANEL,
+                          _mm_maskload_ps(values + j * values_stride + d, mask));
     }
 }
 
