@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The kernels of kernels.def one by one, with the sizes that the drivers
+ * call them with for the wished shape: a key/value head, its query rows, a
+ * block of keys.
+ */
+#include "cases.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "oracle.h"
+
+/* One for all kernels; each uses what it needs. */
+typedef struct kernel_context {
+    const qkv_kernels *k;
+    bench_arena in, out;
+    float *a, *b, *c; /* inputs */
+    float *y, *z;     /* outputs and scratch */
+    int64_t rows, n, kv_len, d, dv;
+    const float *row_in[QKV_TILE_ROWS_MAX];
+    float *row_out[QKV_TILE_ROWS_MAX];
+} kernel_context;
+
+static int64_t at_most(int64_t x, int64_t limit)
+{
+    return x < limit ? x : limit;
+}
+
+static int64_t up_to_multiple(int64_t x, int64_t of)
+{
+    return (x + of - 1) / of * of;
+}
+
+static void destroy(void *context)
+{
+    kernel_context *x = context;
+    free(x->in.base);
+    free(x->out.base);
+    free(x);
+}
+
+/* A context with the shape's sizes and memory for so many floats. */
+static kernel_context *context_new(const bench_wish *wish, int64_t in, int64_t out)
+{
+    kernel_context *x = bench_alloc(sizeof *x);
+    const bench_shape *s = wish->shape;
+    x->k = wish->kernels;
+    x->rows = at_most(s->q_len * (s->q_heads / s->kv_heads), QKV_ROWS_MAX);
+    x->kv_len = s->kv_len;
+    x->d = at_most(s->head_dim, QKV_DOT_BLOCK);
+    x->dv = s->value_dim;
+    x->in = bench_arena_new(in);
+    x->out = bench_arena_new(out);
+    return x;
+}
+
+/* What all kernel cases have in common; the read limit reads all inputs. */
+static void finish(bench_case *c, kernel_context *x, void (*run)(void *, int),
+                   double (*max_error)(void *))
+{
+    c->data = x->in.base;
+    c->bytes = x->in.used;
+    c->copies = 1;
+    c->work = (bench_work){.run = run, .context = x};
+    c->max_error = max_error;
+    c->destroy = destroy;
+}
+
+/* ------------------------------------------------------------ exponentials */
+
+static void run_exp(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    x->k->exp_f32(x->a, x->y, x->n);
+}
+
+static void run_exp2(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    x->k->exp2_f32(x->a, x->y, x->n);
+}
+
+static double error_exp(void *context)
+{
+    const kernel_context *x = context;
+    double worst = 0.0;
+    for (int64_t i = 0; i < x->n; i++)
+        worst = bench_oracle_worse(worst, fabs((double)x->y[i] - exp((double)x->a[i])));
+    return worst;
+}
+
+static double error_exp2(void *context)
+{
+    const kernel_context *x = context;
+    double worst = 0.0;
+    for (int64_t i = 0; i < x->n; i++)
+        worst = bench_oracle_worse(worst, fabs((double)x->y[i] - exp2((double)x->a[i])));
+    return worst;
+}
+
+static kernel_context *make_exponential(const bench_wish *wish, bench_case *c, float low)
+{
+    /* 4096 elements stay in the first cache. */
+    const int64_t n = at_most(wish->shape->kv_len, 4096);
+    kernel_context *x = context_new(wish, n, n);
+    x->n = n;
+    x->a = bench_take(&x->in, n);
+    x->y = bench_take(&x->out, n);
+    bench_fill_range(x->a, n, low, 0.0f, 1);
+    c->elements = (double)n;
+    c->bound = BENCH_NO_BOUND;
+    return x;
+}
+
+bool bench_make_exp_f32(const bench_wish *wish, bench_case *c)
+{
+    finish(c, make_exponential(wish, c, -87.0f), run_exp, error_exp);
+    return true;
+}
+
+bool bench_make_exp2_f32(const bench_wish *wish, bench_case *c)
+{
+    finish(c, make_exponential(wish, c, -126.0f), run_exp2, error_exp2);
+    return true;
+}
+
+/* -------------------------------------------------------------------- dot */
+
+static void run_dot(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    x->k->dot_f32(&(qkv_dot_args){
+        .queries = x->a,
+        .keys = x->b,
+        .scores = x->y,
+        .queries_stride = x->d,
+        .keys_stride = x->d,
+        .scores_stride = x->kv_len,
+        .rows = x->rows,
+        .kv_len = x->kv_len,
+        .head_dim = x->d,
+    });
+}
+
+static double error_dot(void *context)
+{
+    const kernel_context *x = context;
+    double worst = 0.0;
+    for (int64_t i = 0; i < x->rows; i++)
+        for (int64_t j = 0; j < x->kv_len; j++) {
+            const double exact = bench_oracle_dot(x->a + i * x->d, 1, x->b + j * x->d, 1, x->d);
+            worst = bench_oracle_worse(worst, fabs((double)x->y[i * x->kv_len + j] - exact));
+        }
+    return worst;
+}
+
+bool bench_make_dot_f32(const bench_wish *wish, bench_case *c)
+{
+    const bench_shape *s = wish->shape;
+    const int64_t d = s->head_dim, rows = QKV_ROWS_MAX;
+    kernel_context *x = context_new(wish, (rows + s->kv_len) * d, rows * s->kv_len);
+    x->a = bench_take(&x->in, x->rows * x->d);
+    x->b = bench_take(&x->in, x->kv_len * x->d);
+    x->y = bench_take(&x->out, x->rows * x->kv_len);
+    bench_fill_normal(x->a, x->rows * x->d, 2);
+    bench_fill_normal(x->b, x->kv_len * x->d, 3);
+    c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)x->d;
+    c->bound = BENCH_ROOF;
+    finish(c, x, run_dot, error_dot);
+    return true;
+}
+
+/* ---------------------------------------------------------------- softmax */
+
+/* Scores of unit variance after scaling. */
+#define SCALE 0.125f
+
+static void run_scale_softmax(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    bench_keep(x->k->scale_softmax_f32(x->a, x->y, x->n, SCALE).sum);
+}
+
+static double error_scale_softmax(void *context)
+{
+    const kernel_context *x = context;
+    double *exact = bench_alloc((size_t)x->n * sizeof *exact), worst = 0.0;
+    for (int64_t j = 0; j < x->n; j++)
+        exact[j] = (double)SCALE * (double)x->a[j];
+    bench_oracle_softmax(exact, x->n);
+    for (int64_t j = 0; j < x->n; j++)
+        worst = bench_oracle_worse(worst, fabs((double)x->y[j] - exact[j]));
+    free(exact);
+    return worst;
+}
+
+bool bench_make_scale_softmax_f32(const bench_wish *wish, bench_case *c)
+{
+    const int64_t n = wish->shape->kv_len;
+    kernel_context *x = context_new(wish, n, n);
+    x->n = n;
+    x->a = bench_take(&x->in, n);
+    x->y = bench_take(&x->out, n);
+    bench_fill_range(x->a, n, -16.0f, 16.0f, 4);
+    c->elements = (double)n;
+    c->bound = BENCH_NO_BOUND;
+    finish(c, x, run_scale_softmax, error_scale_softmax);
+    return true;
+}
+
+/*
+ * The step works in place, so from the second run on it sees the
+ * exponentials of the run before: numbers between 0 and 1, as good as any.
+ */
+static void run_softmax_step(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    qkv_row_state state = {.max = -FLT_MAX, .sum = 0.0f};
+    bench_keep(x->k->softmax_step_f32(x->a, x->n, SCALE, &state) + state.sum);
+}
+
+bool bench_make_softmax_step_f32(const bench_wish *wish, bench_case *c)
+{
+    const int64_t n = at_most(wish->shape->kv_len, QKV_KEY_BLOCK);
+    kernel_context *x = context_new(wish, n, 0);
+    x->n = n;
+    x->a = bench_take(&x->in, n);
+    bench_fill_range(x->a, n, -16.0f, 16.0f, 5);
+    c->elements = (double)n;
+    c->bound = BENCH_NO_BOUND;
+    finish(c, x, run_softmax_step, NULL);
+    return true;
+}
+
+/* ----------------------------------------------------------- weighted sum */
+
+static void run_weighted_sum(void *context, int worker)
+{
+    (void)worker;
+    static const float keep[QKV_ROWS_MAX] = {1, 1, 1, 1, 1, 1, 1, 1};
+    const kernel_context *x = context;
+    for (int64_t begin = 0; begin < x->kv_len; begin += QKV_KEY_BLOCK)
+        x->k->weighted_sum_f32(&(qkv_weighted_sum_args){
+            .weights = x->a + begin,
+            .values = x->b + begin * x->dv,
+            .out = x->y,
+            .rescale = begin ? keep : NULL,
+            .weights_stride = x->kv_len,
+            .values_stride = x->dv,
+            .out_stride = x->dv,
+            .rows = x->rows,
+            .kv_len = at_most(x->kv_len - begin, QKV_KEY_BLOCK),
+            .value_dim = x->dv,
+        });
+}
+
+static double error_weighted_sum(void *context)
+{
+    const kernel_context *x = context;
+    double worst = 0.0;
+    for (int64_t i = 0; i < x->rows; i++)
+        for (int64_t d = 0; d < x->dv; d++) {
+            const double exact =
+                bench_oracle_dot(x->a + i * x->kv_len, 1, x->b + d, x->dv, x->kv_len);
+            worst = bench_oracle_worse(worst, fabs((double)x->y[i * x->dv + d] - exact));
+        }
+    return worst;
+}
+
+bool bench_make_weighted_sum_f32(const bench_wish *wish, bench_case *c)
+{
+    const bench_shape *s = wish->shape;
+    const int64_t dv = s->value_dim, rows = QKV_ROWS_MAX;
+    kernel_context *x = context_new(wish, (rows + dv) * s->kv_len, rows * dv);
+    x->a = bench_take(&x->in, x->rows * x->kv_len);
+    x->b = bench_take(&x->in, x->kv_len * dv);
+    x->y = bench_take(&x->out, x->rows * dv);
+    bench_fill_range(x->a, x->rows * x->kv_len, 0.0f, 2.0f / (float)x->kv_len, 6);
+    bench_fill_normal(x->b, x->kv_len * dv, 7);
+    c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)dv;
+    c->bound = BENCH_ROOF;
+    finish(c, x, run_weighted_sum, error_weighted_sum);
+    return true;
+}
+
+/* -------------------------------------------------------------------- tile */
+
+static void run_tile_load(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    x->k->tile_load_f32(x->row_in, x->rows, x->d, x->y);
+}
+
+bool bench_make_tile_load_f32(const bench_wish *wish, bench_case *c)
+{
+    const int64_t rows = wish->kernels->tile_rows, n = rows * wish->shape->head_dim;
+    kernel_context *x = context_new(wish, n, n);
+    x->rows = rows;
+    x->a = bench_take(&x->in, rows * x->d);
+    x->y = bench_take(&x->out, rows * x->d);
+    bench_fill_normal(x->a, rows * x->d, 8);
+    for (int64_t i = 0; i < rows; i++)
+        x->row_in[i] = x->a + i * x->d;
+    c->elements = (double)(rows * x->d);
+    c->bound = BENCH_READ;
+    finish(c, x, run_tile_load, NULL);
+    return true;
+}
+
+static void run_tile_pack(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    x->k->tile_pack_f32(x->a, x->dv, x->kv_len, x->dv, x->y);
+}
+
+bool bench_make_tile_pack_f32(const bench_wish *wish, bench_case *c)
+{
+    const int64_t dv = wish->shape->value_dim, keys = wish->kernels->key_block;
+    const int64_t padded = up_to_multiple(dv, wish->kernels->value_panel);
+    kernel_context *x = context_new(wish, keys * dv, keys * padded);
+    x->kv_len = at_most(x->kv_len, keys);
+    x->a = bench_take(&x->in, x->kv_len * dv);
+    x->y = bench_take(&x->out, x->kv_len * padded);
+    bench_fill_normal(x->a, x->kv_len * dv, 9);
+    c->elements = (double)(x->kv_len * dv);
+    c->bound = BENCH_READ;
+    finish(c, x, run_tile_pack, NULL);
+    return true;
+}
+
+/*
+ * b: keys, c: packed values, a: the query tile; y: out, max and sum behind
+ * it; z: logits. Every run is the first block of a tile.
+ */
+static void run_tile_step(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    const int64_t rows = x->rows, out = rows * x->n;
+    for (int64_t i = 0; i < rows; i++) {
+        x->y[out + i] = -FLT_MAX;
+        x->y[out + rows + i] = 0.0f;
+    }
+    x->k->tile_step_f32(&(qkv_tile_step_args){
+        .query = x->a,
+        .keys = x->b,
+        .values = x->c,
+        .logits = x->z,
+        .out = x->y,
+        .max = x->y + out,
+        .sum = x->y + out + rows,
+        .keys_stride = x->d,
+        .values_keys = x->kv_len,
+        .n_rows = rows,
+        .kv_len = x->kv_len,
+        .head_dim = x->d,
+        .value_dim = x->dv,
+        .scale_log2 = 1.44269504f / sqrtf((float)x->d),
+    });
+}
+
+static double error_tile_step(void *context)
+{
+    kernel_context *x = context;
+    const int64_t rows = x->rows, panel = x->k->value_panel;
+    const float *sum = x->y + rows * x->n + rows;
+    double *weights = bench_alloc((size_t)x->kv_len * sizeof *weights), worst = 0.0;
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < x->kv_len; j++)
+            weights[j] =
+                bench_oracle_dot(x->a + i, rows, x->b + j * x->d, 1, x->d) / sqrt((double)x->d);
+        bench_oracle_softmax(weights, x->kv_len);
+        for (int64_t d = 0; d < x->dv; d++) {
+            const float *column = x->c + d / panel * panel * x->kv_len + d % panel;
+            double exact = 0.0;
+            for (int64_t j = 0; j < x->kv_len; j++)
+                exact += weights[j] * (double)column[j * panel];
+            const double got = (double)x->y[d * rows + i] / (double)sum[i];
+            worst = bench_oracle_worse(worst, fabs(got - exact));
+        }
+    }
+    free(weights);
+    return worst;
+}
+
+bool bench_make_tile_step_f32(const bench_wish *wish, bench_case *c)
+{
+    const int64_t rows = wish->kernels->tile_rows, block = wish->kernels->key_block;
+    const int64_t d = wish->shape->head_dim;
+    const int64_t padded = up_to_multiple(wish->shape->value_dim, wish->kernels->value_panel);
+    kernel_context *x =
+        context_new(wish, rows * d + block * (d + padded), rows * (padded + 2) + rows * block);
+    x->rows = rows;
+    x->d = d;
+    x->n = padded;
+    x->kv_len = at_most(x->kv_len, block);
+    x->a = bench_take(&x->in, rows * d);
+    x->b = bench_take(&x->in, x->kv_len * d);
+    x->c = bench_take(&x->in, x->kv_len * padded);
+    x->y = bench_take(&x->out, rows * (padded + 2));
+    x->z = bench_take(&x->out, rows * x->kv_len);
+    bench_fill_normal(x->a, rows * d, 10);
+    bench_fill_normal(x->b, x->kv_len * d, 11);
+    bench_fill_normal(x->c, x->kv_len * padded, 12);
+    c->flops = 2.0 * (double)rows * (double)x->kv_len * (double)(d + x->dv);
+    c->bound = BENCH_FMA;
+    finish(c, x, run_tile_step, error_tile_step);
+    return true;
+}
+
+static void run_tile_store(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    x->k->tile_store_f32(x->a, x->b, x->rows, x->dv, x->row_out);
+}
+
+bool bench_make_tile_store_f32(const bench_wish *wish, bench_case *c)
+{
+    const int64_t rows = wish->kernels->tile_rows, dv = wish->shape->value_dim;
+    const int64_t padded = up_to_multiple(dv, wish->kernels->value_panel);
+    kernel_context *x = context_new(wish, rows * (padded + 1), rows * dv);
+    x->rows = rows;
+    x->a = bench_take(&x->in, rows * padded);
+    x->b = bench_take(&x->in, rows);
+    x->y = bench_take(&x->out, rows * dv);
+    bench_fill_normal(x->a, rows * padded, 13);
+    bench_fill_range(x->b, rows, 1.0f, 100.0f, 14);
+    for (int64_t i = 0; i < rows; i++)
+        x->row_out[i] = x->y + i * dv;
+    c->elements = (double)(rows * dv);
+    c->bound = BENCH_READ;
+    finish(c, x, run_tile_store, NULL);
+    return true;
+}
+
+/* -------------------------------------------------------------------- gemm */
+
+static void run_gemm(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    x->k->gemm_f32(&(qkv_gemm_args){
+        .x = x->a,
+        .panel = x->b,
+        .y = x->y,
+        .x_stride = x->d,
+        .y_stride = x->n,
+        .rows = x->rows,
+        .cols = x->n,
+        .depth = x->d,
+    });
+}
+
+static double error_gemm(void *context)
+{
+    const kernel_context *x = context;
+    double worst = 0.0;
+    for (int64_t i = 0; i < x->rows; i++)
+        for (int64_t col = 0; col < x->n; col++) {
+            const double exact = bench_oracle_dot(x->a + i * x->d, 1, x->b + col, x->n, x->d);
+            worst = bench_oracle_worse(worst, fabs((double)x->y[i * x->n + col] - exact));
+        }
+    return worst;
+}
+
+bool bench_make_gemm_f32(const bench_wish *wish, bench_case *c)
+{
+    const bench_shape *s = wish->shape;
+    const int64_t rows = at_most(s->q_len, 64), cols = wish->kernels->gemm_cols;
+    const int64_t depth = at_most(s->q_heads * s->head_dim, 512);
+    kernel_context *x = context_new(wish, (rows + cols) * depth, rows * cols);
+    x->rows = rows;
+    x->n = cols;
+    x->d = depth;
+    x->a = bench_take(&x->in, rows * depth);
+    x->b = bench_take(&x->in, cols * depth);
+    x->y = bench_take(&x->out, rows * cols);
+    bench_fill_normal(x->a, rows * depth, 15);
+    bench_fill_normal(x->b, cols * depth, 16);
+    c->flops = 2.0 * (double)rows * (double)cols * (double)depth;
+    c->bound = BENCH_ROOF;
+    finish(c, x, run_gemm, error_gemm);
+    return true;
+}

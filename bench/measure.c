@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT */
+#include "measure.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "limits.h"
+
+/* One run of the loop of multiply-adds takes some microseconds. */
+enum { FMA_STEPS = 1000 };
+
+typedef struct limit_context {
+    const bench_limits *limits;
+    const char *data;
+    int64_t bytes, copies, copy;
+    int threads, variant;
+} limit_context;
+
+static void fma_run(void *context, int worker)
+{
+    (void)worker;
+    const limit_context *x = context;
+    x->limits->fma(FMA_STEPS);
+}
+
+static void read_begin(void *context)
+{
+    limit_context *x = context;
+    x->copy = x->copy + 1 < x->copies ? x->copy + 1 : 0;
+}
+
+/* Each worker reads its share, in whole cache lines. */
+static void read_run(void *context, int worker)
+{
+    const limit_context *x = context;
+    const int64_t lines = x->bytes / 64;
+    const int64_t begin = lines * worker / x->threads * 64;
+    const int64_t end = lines * (worker + 1) / x->threads * 64;
+    x->limits->read[x->variant](x->data + x->copy * x->bytes + begin, end - begin);
+}
+
+/* The fastest way to read this much memory is the limit. */
+static bench_work read_work(limit_context *x)
+{
+    const bench_work work = {read_begin, read_run, x};
+    double best = HUGE_VAL;
+    int best_variant = 0;
+    for (x->variant = 0; x->variant < BENCH_READS; x->variant++) {
+        const double ns = bench_quick(&work);
+        if (ns < best) {
+            best = ns;
+            best_variant = x->variant;
+        }
+    }
+    x->variant = best_variant;
+    return work;
+}
+
+void bench_warm_up(int isa, double seconds)
+{
+    const double end = bench_now() + 1e9 * seconds;
+    while (bench_now() < end)
+        bench_limits_of(isa)->fma(FMA_STEPS);
+}
+
+/* The limit of each round beside the work of that round. */
+static void judge(const bench_case *c, const bench_times *times, int fma, int read,
+                  double fma_flops, bench_result *r)
+{
+    double fraction[BENCH_ROUNDS_MAX], fma_rate[BENCH_ROUNDS_MAX], read_rate[BENCH_ROUNDS_MAX];
+    double fma_time = 0.0, read_time = 0.0;
+    for (int i = 0; i < times[0].rounds; i++) {
+        const double f = fma ? c->flops * times[fma].round[i] / fma_flops : 0.0;
+        const double b = read ? times[read].round[i] : 0.0;
+        fma_rate[i] = fma ? fma_flops / times[fma].round[i] : 0.0;
+        read_rate[i] = read ? (double)c->bytes / times[read].round[i] : 0.0;
+        fraction[i] = fmax(f, b) / times[0].round[i];
+        fma_time += f;
+        read_time += b;
+    }
+    if (!fma && !read)
+        return;
+    const bool by_fma = fma_time >= read_time;
+    r->limit = by_fma ? "fma" : "read";
+    r->limit_rate = bench_median(by_fma ? fma_rate : read_rate, times[0].rounds);
+    r->fraction = bench_median(fraction, times[0].rounds);
+}
+
+static void fill(const bench_case *c, bench_times *times, bench_result *r)
+{
+    r->rounds = times->rounds;
+    r->median_ns = bench_median(times->round, times->rounds);
+    r->min_ns = times->min;
+    r->gflops = c->flops > 0.0 ? c->flops / r->median_ns : BENCH_NONE;
+    r->gelems = c->elements > 0.0 ? c->elements / r->median_ns : BENCH_NONE;
+    r->gbps = c->bound == BENCH_NO_BOUND ? BENCH_NONE : (double)c->bytes / r->median_ns;
+}
+
+static void measure(const bench_order *order, const bench_case *c, bench_result *r)
+{
+    limit_context context = {
+        .limits = bench_limits_of(order->isa),
+        .data = c->data,
+        .bytes = c->bytes,
+        .copies = c->copies,
+        .threads = order->threads,
+    };
+    bench_work works[BENCH_WORKS_MAX] = {c->work};
+    bench_times times[BENCH_WORKS_MAX];
+    int n = 1, fma = 0, read = 0;
+    if (c->bound == BENCH_FMA || c->bound == BENCH_ROOF) {
+        fma = n++;
+        works[fma] = (bench_work){NULL, fma_run, &context};
+    }
+    if (c->bound == BENCH_READ || c->bound == BENCH_ROOF) {
+        read = n++;
+        works[read] = read_work(&context);
+    }
+    bench_measure(works, n, order->seconds, order->rounds, times);
+
+    const double fma_flops =
+        (double)context.limits->fma_flops * (double)FMA_STEPS * (double)order->threads;
+    judge(c, times, fma, read, fma_flops, r);
+    fill(c, times, r);
+}
+
+bool bench_measure_case(const bench_order *order, bench_result *result)
+{
+    bench_case c = {0};
+    const bench_wish wish = {
+        .shape = order->shape,
+        .kernels = qkv_kernels_of(order->isa),
+        .threads = order->threads,
+        .cold = order->cold,
+    };
+    if (qkv_isa_select(wish.kernels->name) != QKV_OK)
+        abort(); /* only usable ISAs are ordered */
+    if (!order->entry->make(&wish, &c))
+        return false;
+    *result = (bench_result){
+        .kernel = order->entry->name,
+        .shape = order->shape->name,
+        .isa = wish.kernels->name,
+        .threads = order->threads,
+        .limit = "none",
+        .limit_rate = BENCH_NONE,
+        .fraction = BENCH_NONE,
+        .max_error = BENCH_NONE,
+    };
+    measure(order, &c, result);
+    if (c.max_error)
+        result->max_error = c.max_error(c.work.context);
+    c.destroy(c.work.context);
+    return true;
+}

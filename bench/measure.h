@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: MIT */
+/* One case and its limits, measured together. */
+#ifndef BENCH_MEASURE_H
+#define BENCH_MEASURE_H
+
+#include <math.h>
+
+#include "cases.h"
+
+/* What is not counted or not known. */
+#define BENCH_NONE ((double)NAN)
+
+typedef struct bench_result {
+    const char *kernel, *shape, *isa;
+    int threads, rounds;
+    double median_ns, min_ns;
+    double gflops, gbps, gelems; /* a second, from the median */
+    const char *limit;           /* "fma", "read", or "none" */
+    double limit_rate;           /* GFLOP/s or GB/s, measured in the same rounds */
+    double fraction;             /* of the limit that was reached, 1 is all of it */
+    double max_error;            /* absolute, against f64 */
+} bench_result;
+
+/* 0.2 seconds of work, so that the clock frequency has settled. */
+void bench_warm_up(int isa, double seconds);
+
+/* Makes, measures and destroys a case; false where the shape does not suit it. */
+typedef struct bench_order {
+    const bench_entry *entry;
+    const bench_shape *shape;
+    int isa, threads, rounds;
+    double seconds;
+    bool cold;
+} bench_order;
+bool bench_measure_case(const bench_order *order, bench_result *result);
+
+#endif

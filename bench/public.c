@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The public functions, called as a program calls them: argument checks,
+ * planning and packing included. The three steps take one head; attention
+ * and the projections take the whole shape.
+ */
+#include "cases.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "oracle.h"
+
+/* Rows whose result is compared with the oracle's. */
+enum { SAMPLED_ROWS = 24 };
+
+/* A rotation over this much memory is cold in every cache that is shared. */
+#define COLD_BYTES (INT64_C(256) << 20)
+
+static void must(qkv_status status, const char *what)
+{
+    if (status == QKV_OK)
+        return;
+    fprintf(stderr, "qkv-bench: %s: %s\n", what, qkv_strerror(status));
+    exit(1);
+}
+
+static void *scratch_new(size_t bytes)
+{
+    const size_t whole = (bytes + QKV_SCRATCH_ALIGN) / QKV_SCRATCH_ALIGN * QKV_SCRATCH_ALIGN;
+    void *p = aligned_alloc(QKV_SCRATCH_ALIGN, whole);
+    if (!p)
+        must(QKV_E_SCRATCH, "scratch memory");
+    return p;
+}
+
+/* --------------------------------------------------------------- the steps */
+
+typedef struct steps_context {
+    bench_arena in, out;
+    float *a, *b, *y;
+    int64_t rows, kv_len, d;
+    float scale;
+} steps_context;
+
+static void steps_destroy(void *context)
+{
+    steps_context *x = context;
+    free(x->in.base);
+    free(x->out.base);
+    free(x);
+}
+
+/* a is rows x a_cols, b is b_rows x b_cols (or nothing), y is rows x y_cols. */
+static steps_context *steps_new(const bench_wish *wish, bench_case *c, int64_t a_cols,
+                                int64_t b_cols, int64_t y_cols)
+{
+    const bench_shape *s = wish->shape;
+    steps_context *x = bench_alloc(sizeof *x);
+    const int64_t b_rows = b_cols ? s->kv_len : 0;
+    x->rows = s->q_len;
+    x->kv_len = s->kv_len;
+    x->scale = 1.0f / sqrtf((float)s->head_dim);
+    x->in = bench_arena_new(x->rows * a_cols + b_rows * b_cols);
+    x->out = bench_arena_new(x->rows * y_cols);
+    x->a = bench_take(&x->in, x->rows * a_cols);
+    x->b = bench_take(&x->in, b_rows * b_cols);
+    x->y = bench_take(&x->out, x->rows * y_cols);
+    bench_fill_normal(x->a, x->rows * a_cols, 21);
+    bench_fill_normal(x->b, b_rows * b_cols, 22);
+    c->data = x->in.base;
+    c->bytes = x->in.used;
+    c->copies = 1;
+    c->bound = BENCH_ROOF;
+    c->destroy = steps_destroy;
+    c->work.context = x;
+    return x;
+}
+
+static void run_dot(void *context, int worker)
+{
+    (void)worker;
+    const steps_context *x = context;
+    must(qkv_dot(x->a, x->d, x->b, x->d, x->y, x->kv_len, x->rows, x->kv_len, x->d), "qkv_dot");
+}
+
+/* Every so-manieth row, so that SAMPLED_ROWS of them are looked at. */
+static int64_t sample_step(int64_t rows)
+{
+    return rows > SAMPLED_ROWS ? rows / SAMPLED_ROWS : 1;
+}
+
+static double error_dot(void *context)
+{
+    const steps_context *x = context;
+    double worst = 0.0;
+    for (int64_t i = 0; i < x->rows; i += sample_step(x->rows))
+        for (int64_t j = 0; j < x->kv_len; j++) {
+            const double exact = bench_oracle_dot(x->a + i * x->d, 1, x->b + j * x->d, 1, x->d);
+            worst = bench_oracle_worse(worst, fabs((double)x->y[i * x->kv_len + j] - exact));
+        }
+    return worst;
+}
+
+bool bench_make_dot(const bench_wish *wish, bench_case *c)
+{
+    const bench_shape *s = wish->shape;
+    steps_context *x = steps_new(wish, c, s->head_dim, s->head_dim, s->kv_len);
+    x->d = s->head_dim;
+    c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)s->head_dim;
+    c->work.run = run_dot;
+    c->max_error = error_dot;
+    return true;
+}
+
+static void run_scale_softmax(void *context, int worker)
+{
+    (void)worker;
+    const steps_context *x = context;
+    must(qkv_scale_softmax(x->a, x->kv_len, x->y, x->kv_len, NULL, x->rows, x->kv_len, x->scale),
+         "qkv_scale_softmax");
+}
+
+static double error_scale_softmax(void *context)
+{
+    const steps_context *x = context;
+    double *exact = bench_alloc((size_t)x->kv_len * sizeof *exact), worst = 0.0;
+    for (int64_t i = 0; i < x->rows; i += sample_step(x->rows)) {
+        for (int64_t j = 0; j < x->kv_len; j++)
+            exact[j] = (double)x->scale * (double)x->a[i * x->kv_len + j];
+        bench_oracle_softmax(exact, x->kv_len);
+        for (int64_t j = 0; j < x->kv_len; j++)
+            worst = bench_oracle_worse(worst, fabs((double)x->y[i * x->kv_len + j] - exact[j]));
+    }
+    free(exact);
+    return worst;
+}
+
+bool bench_make_scale_softmax(const bench_wish *wish, bench_case *c)
+{
+    const bench_shape *s = wish->shape;
+    const steps_context *x = steps_new(wish, c, s->kv_len, 0, s->kv_len);
+    c->elements = (double)x->rows * (double)x->kv_len;
+    c->bound = BENCH_NO_BOUND;
+    c->work.run = run_scale_softmax;
+    c->max_error = error_scale_softmax;
+    return true;
+}
+
+static void run_weighted_sum(void *context, int worker)
+{
+    (void)worker;
+    const steps_context *x = context;
+    must(qkv_weighted_sum(x->a, x->kv_len, x->b, x->d, x->y, x->d, x->rows, x->kv_len, x->d),
+         "qkv_weighted_sum");
+}
+
+static double error_weighted_sum(void *context)
+{
+    const steps_context *x = context;
+    double worst = 0.0;
+    for (int64_t i = 0; i < x->rows; i += sample_step(x->rows))
+        for (int64_t d = 0; d < x->d; d++) {
+            const double exact =
+                bench_oracle_dot(x->a + i * x->kv_len, 1, x->b + d, x->d, x->kv_len);
+            worst = bench_oracle_worse(worst, fabs((double)x->y[i * x->d + d] - exact));
+        }
+    return worst;
+}
+
+bool bench_make_weighted_sum(const bench_wish *wish, bench_case *c)
+{
+    const bench_shape *s = wish->shape;
+    steps_context *x = steps_new(wish, c, s->kv_len, s->value_dim, s->value_dim);
+    x->d = s->value_dim;
+    bench_fill_range(x->a, x->rows * x->kv_len, 0.0f, 2.0f / (float)x->kv_len, 23);
+    c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)s->value_dim;
+    c->work.run = run_weighted_sum;
+    c->max_error = error_weighted_sum;
+    return true;
+}
+
+/* --------------------------------------------------------------- attention */
+
+typedef struct attention_context {
+    const bench_shape *shape;
+    bench_arena in, out; /* in: 'copies' times keys and values; out: queries and output */
+    int64_t copy, copies, copy_floats, values_offset;
+    float *kv, *q, *o;
+    qkv_attention_desc desc;
+    void *scratch;
+    size_t scratch_size;
+    bool tasks; /* run as tasks, on several threads */
+    int64_t task_count;
+    _Atomic int64_t next_task;
+} attention_context;
+
+static void attention_begin(void *context)
+{
+    attention_context *x = context;
+    x->copy = x->copy + 1 < x->copies ? x->copy + 1 : 0;
+    x->desc.key.data = x->kv + x->copy * x->copy_floats;
+    x->desc.value.data = x->kv + x->copy * x->copy_floats + x->values_offset;
+    atomic_store(&x->next_task, 0);
+}
+
+static void attention_run(void *context, int worker)
+{
+    attention_context *x = context;
+    if (!x->tasks) {
+        must(qkv_attention(&x->desc, x->scratch, x->scratch_size), "qkv_attention");
+        return;
+    }
+    for (;;) {
+        const int64_t task = atomic_fetch_add(&x->next_task, 1);
+        if (task >= x->task_count)
+            return;
+        must(qkv_attention_run_task(&x->desc, task, worker, x->scratch, x->scratch_size),
+             "qkv_attention_run_task");
+    }
+}
+
+static double attention_error(void *context)
+{
+    const attention_context *x = context;
+    const bench_shape *s = x->shape;
+    const int64_t rows = s->q_heads * s->q_len, group = s->q_heads / s->kv_heads;
+    /* From the last row up: under a causal mask it sees most. */
+    double *weights = bench_alloc((size_t)s->kv_len * sizeof *weights), worst = 0.0;
+    for (int64_t r = rows - 1; r >= 0; r -= sample_step(rows)) {
+        const int64_t kv_head = r / s->q_len / group;
+        const bench_oracle_row row = {
+            .query = x->q + r * s->head_dim,
+            .keys = (float *)x->desc.key.data + kv_head * s->kv_len * s->head_dim,
+            .values = (float *)x->desc.value.data + kv_head * s->kv_len * s->value_dim,
+            .out = x->o + r * s->value_dim,
+            .keys_stride = s->head_dim,
+            .values_stride = s->value_dim,
+            .kv_len = bench_shape_visible(s, r % s->q_len),
+            .head_dim = s->head_dim,
+            .value_dim = s->value_dim,
+            .scale = 1.0 / sqrt((double)s->head_dim),
+        };
+        worst = bench_oracle_worse(worst, bench_oracle_attention(&row, weights));
+    }
+    free(weights);
+    return worst;
+}
+
+static void attention_destroy(void *context)
+{
+    attention_context *x = context;
+    free(x->in.base);
+    free(x->out.base);
+    free(x->scratch);
+    free(x);
+}
+
+static void attention_memory(attention_context *x, const bench_wish *wish)
+{
+    const bench_shape *s = wish->shape;
+    const int64_t keys = s->kv_heads * s->kv_len * s->head_dim;
+    const int64_t values = s->kv_heads * s->kv_len * s->value_dim;
+    const int64_t queries = s->q_heads * s->q_len * s->head_dim;
+    const int64_t outputs = s->q_heads * s->q_len * s->value_dim;
+
+    x->values_offset = (keys + 15) / 16 * 16;
+    x->copy_floats = x->values_offset + (values + 15) / 16 * 16;
+    x->copies = wish->cold ? COLD_BYTES / (4 * x->copy_floats) + 2 : 1;
+    x->in = bench_arena_new(x->copies * x->copy_floats);
+    x->out = bench_arena_new(queries + outputs);
+    x->kv = bench_take(&x->in, x->copies * x->copy_floats);
+    x->q = bench_take(&x->out, queries);
+    x->o = bench_take(&x->out, outputs);
+    bench_fill_normal(x->q, queries, 31);
+    bench_fill_normal(x->kv, x->copies * x->copy_floats, 32);
+}
+
+bool bench_make_attention(const bench_wish *wish, bench_case *c)
+{
+    const bench_shape *s = wish->shape;
+    attention_context *x = bench_alloc(sizeof *x);
+    x->shape = s;
+    attention_memory(x, wish);
+    x->desc = (qkv_attention_desc){
+        .size = sizeof x->desc,
+        .flags = s->causal ? QKV_CAUSAL : 0,
+        .q_heads = s->q_heads,
+        .kv_heads = s->kv_heads,
+        .q_len = s->q_len,
+        .kv_len = s->kv_len,
+        .head_dim = s->head_dim,
+        .value_dim = s->value_dim,
+        .query = {.data = x->q},
+        .key = {.data = x->kv},
+        .value = {.data = x->kv + x->values_offset},
+        .out = {.data = x->o},
+    };
+    x->tasks = wish->threads > 1;
+    must(qkv_attention_scratch_size(&x->desc, wish->threads, &x->scratch_size), "attention");
+    must(qkv_attention_task_count(&x->desc, &x->task_count), "attention");
+    x->scratch = scratch_new(x->scratch_size);
+
+    const double dims = (double)(s->head_dim + s->value_dim);
+    c->flops = 2.0 * (double)s->q_heads * bench_shape_pairs(s) * dims;
+    c->bound = BENCH_ROOF;
+    c->data = x->in.base;
+    c->bytes = x->copy_floats * 4;
+    c->copies = x->copies;
+    c->work = (bench_work){attention_begin, attention_run, x};
+    c->max_error = attention_error;
+    c->destroy = attention_destroy;
+    return true;
+}
+
+/* ------------------------------------------------------- projection, layer */
+
+typedef struct layer_context {
+    bench_arena in, out;
+    float *x, *w, *y;
+    qkv_project_desc project;
+    qkv_self_attention_desc layer;
+    void *scratch;
+    size_t scratch_size;
+} layer_context;
+
+static void layer_destroy(void *context)
+{
+    layer_context *x = context;
+    free(x->in.base);
+    free(x->out.base);
+    free(x->scratch);
+    free(x);
+}
+
+static layer_context *layer_new(bench_case *c, int64_t inputs, int64_t weights, int64_t outputs)
+{
+    layer_context *x = bench_alloc(sizeof *x);
+    x->in = bench_arena_new(weights + inputs);
+    x->out = bench_arena_new(outputs);
+    x->w = bench_take(&x->in, weights);
+    x->x = bench_take(&x->in, inputs);
+    x->y = bench_take(&x->out, outputs);
+    bench_fill_normal(x->x, inputs, 41);
+    bench_fill_normal(x->w, weights, 42);
+    c->data = x->in.base;
+    c->bytes = x->in.used;
+    c->copies = 1;
+    c->bound = BENCH_ROOF;
+    c->destroy = layer_destroy;
+    c->work.context = x;
+    return x;
+}
+
+static void project_run(void *context, int worker)
+{
+    (void)worker;
+    const layer_context *x = context;
+    must(qkv_project(&x->project, x->scratch, x->scratch_size), "qkv_project");
+}
+
+static double project_error(void *context)
+{
+    const layer_context *x = context;
+    const qkv_project_desc *p = &x->project;
+    const int64_t out_dim = p->heads * p->head_dim;
+    double worst = 0.0;
+    for (int64_t i = 0; i < p->rows; i += sample_step(p->rows))
+        for (int64_t col = 0; col < out_dim; col += sample_step(out_dim)) {
+            const double exact =
+                bench_oracle_dot(x->x + i * p->in_dim, 1, x->w + col, out_dim, p->in_dim);
+            const int64_t h = col / p->head_dim, d = col % p->head_dim;
+            const double got = (double)x->y[(h * p->rows + i) * p->head_dim + d];
+            worst = bench_oracle_worse(worst, fabs(got - exact));
+        }
+    return worst;
+}
+
+/* X W for a product; the query projection of an attention shape otherwise. */
+bool bench_make_project(const bench_wish *wish, bench_case *c)
+{
+    const bench_shape *s = wish->shape;
+    const int64_t model = s->q_heads * s->head_dim;
+    const int64_t rows = s->product ? s->rows : s->q_len;
+    const int64_t in_dim = s->product ? s->in_dim : model;
+    const int64_t out_dim = s->product ? s->out_dim : model;
+
+    layer_context *x = layer_new(c, rows * in_dim, in_dim * out_dim, rows * out_dim);
+    x->project = (qkv_project_desc){
+        .size = sizeof x->project,
+        .rows = rows,
+        .in_dim = in_dim,
+        .heads = s->product ? 1 : s->q_heads,
+        .head_dim = s->product ? out_dim : s->head_dim,
+        .input = {.data = x->x},
+        .linear = {.weight = x->w},
+        .out = {.data = x->y},
+    };
+    must(qkv_project_scratch_size(&x->project, &x->scratch_size), "qkv_project");
+    x->scratch = scratch_new(x->scratch_size);
+    c->flops = 2.0 * (double)rows * (double)in_dim * (double)out_dim;
+    c->work.run = project_run;
+    c->max_error = project_error;
+    return true;
+}
+
+static void self_attention_run(void *context, int worker)
+{
+    (void)worker;
+    const layer_context *x = context;
+    must(qkv_self_attention(&x->layer, x->scratch, x->scratch_size), "qkv_self_attention");
+}
+
+static void self_attention_describe(layer_context *x, const bench_shape *s, int64_t model)
+{
+    const int64_t wq = model * s->q_heads * s->head_dim;
+    const int64_t wk = model * s->kv_heads * s->head_dim;
+    const int64_t wv = model * s->kv_heads * s->value_dim;
+    x->layer = (qkv_self_attention_desc){
+        .size = sizeof x->layer,
+        .flags = s->causal ? QKV_CAUSAL : 0,
+        .seq_len = s->q_len,
+        .model_dim = model,
+        .q_heads = s->q_heads,
+        .kv_heads = s->kv_heads,
+        .head_dim = s->head_dim,
+        .value_dim = s->value_dim,
+        .input = {.data = x->x},
+        .wq = {.weight = x->w},
+        .wk = {.weight = x->w + wq},
+        .wv = {.weight = x->w + wq + wk},
+        .wo = {.weight = x->w + wq + wk + wv},
+        .out = {.data = x->y},
+    };
+}
+
+/* The layer whose attention has this shape; it exists where queries and keys come together. */
+bool bench_make_self_attention(const bench_wish *wish, bench_case *c)
+{
+    const bench_shape *s = wish->shape;
+    if (s->q_len != s->kv_len)
+        return false;
+    const int64_t model = s->q_heads * s->head_dim;
+    const int64_t columns =
+        s->q_heads * (s->head_dim + s->value_dim) + s->kv_heads * (s->head_dim + s->value_dim);
+    layer_context *x = layer_new(c, s->q_len * model, model * columns, s->q_len * model);
+    /* Keeps the logits near unit variance. */
+    for (int64_t i = 0; i < model * columns; i++)
+        x->w[i] /= sqrtf((float)model);
+    self_attention_describe(x, s, model);
+    must(qkv_self_attention_scratch_size(&x->layer, &x->scratch_size), "qkv_self_attention");
+    x->scratch = scratch_new(x->scratch_size);
+    c->flops =
+        2.0 * (double)s->q_len * (double)model * (double)columns +
+        2.0 * (double)s->q_heads * bench_shape_pairs(s) * (double)(s->head_dim + s->value_dim);
+    c->work.run = self_attention_run;
+    return true;
+}

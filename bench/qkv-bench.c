@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * qkv-bench: how fast each kernel and function is, as a fraction of what
+ * this machine can do at best, measured in the same rounds.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cases.h"
+#include "measure.h"
+#include "options.h"
+#include "prefill.h"
+#include "report.h"
+#include "timing.h"
+
+_Static_assert(BENCH_ENTRIES_MAX >= 32, "room for the kernels and functions");
+
+static void list(void)
+{
+    bench_shape s;
+    puts("Shapes (q_heads/kv_heads, queries x keys, head_dim):");
+    for (int i = 0; bench_shape_named(i, &s); i++)
+        printf("  %-8s %2lld/%-2lld %4lld x %-5lld %3lld%s\n", s.name, (long long)s.q_heads,
+               (long long)s.kv_heads, (long long)s.q_len, (long long)s.kv_len,
+               (long long)s.head_dim, s.causal ? "  causal" : "");
+    puts("Kernels and functions:");
+    for (int i = 0; i < bench_entry_count(); i++)
+        printf("  %s\n", bench_entry_at(i)->name);
+    puts("ISAs:");
+    for (int i = 0; i < qkv_isa_count(); i++) {
+        qkv_isa_info info;
+        if (qkv_isa_get(i, &info) == QKV_OK)
+            printf("  %-8s %s\n", info.name, info.reason);
+    }
+}
+
+static bench_order order_from(const bench_options *o)
+{
+    return (bench_order){
+        .threads = o->threads,
+        .rounds = o->rounds,
+        .seconds = o->seconds,
+        .cold = o->cold,
+    };
+}
+
+static bool wanted(const bench_options *o, int entry, const bench_shape *shape)
+{
+    const bench_entry *e = bench_entry_at(entry);
+    if (shape->product && strcmp(e->name, "qkv_project") != 0)
+        return false;
+    if (o->entries_named)
+        return o->entries[entry];
+    return o->threads == 1 || e->threads;
+}
+
+/* Runs through what is wanted; with 'measure' false it only counts. */
+static int run_all(const bench_options *o, bool measure, int all)
+{
+    int done = 0;
+    bench_order order = order_from(o);
+    for (int s = 0; s < o->n_shapes; s++) {
+        for (int isa = 0; isa < QKV_ISA_COUNT; isa++) {
+            for (int e = 0; e < bench_entry_count(); e++) {
+                if (!o->isas[isa] || !wanted(o, e, &o->shapes[s]))
+                    continue;
+                done++;
+                if (!measure)
+                    continue;
+                order.entry = bench_entry_at(e);
+                order.shape = &o->shapes[s];
+                order.isa = isa;
+                bench_result result;
+                bench_progress(done - 1, all, order.entry->name);
+                const bool suits = bench_measure_case(&order, &result);
+                bench_progress_erase();
+                if (suits && o->json)
+                    bench_print_json(&result, BENCH_NONE);
+                else if (suits)
+                    bench_print_row(&result);
+            }
+        }
+    }
+    return done;
+}
+
+static const bench_entry *entry_named(const char *name)
+{
+    int i = 0;
+    while (strcmp(bench_entry_at(i)->name, name) != 0)
+        i++;
+    return bench_entry_at(i);
+}
+
+static void run_prefill_row(const bench_options *o, const bench_prefill *row, int isa)
+{
+    bench_shape shape;
+    bench_order order = order_from(o);
+    bench_result result;
+    if (!bench_shape_parse(row->shape, &shape))
+        bench_refuse("bad shape in the table: %s", row->shape);
+    snprintf(shape.name, sizeof shape.name, "%s", row->name);
+    order.entry = entry_named(row->kernel);
+    order.shape = &shape;
+    order.isa = isa;
+    if (!bench_measure_case(&order, &result))
+        return;
+    bench_progress_erase();
+    if (o->json)
+        bench_print_json(&result, bench_prefill_bar(row, isa));
+    else
+        bench_print_prefill_row(&result, bench_prefill_bar(row, isa));
+}
+
+static void run_prefill(const bench_options *o)
+{
+    int rows = 0, isas = 0, done = 0;
+    while (bench_prefill_at(rows))
+        rows++;
+    for (int isa = 0; isa < QKV_ISA_COUNT; isa++)
+        isas += o->isas[isa];
+    for (int isa = 0; isa < QKV_ISA_COUNT; isa++) {
+        for (int i = 0; o->isas[isa] && i < rows; i++) {
+            bench_progress(done++, rows * isas, bench_prefill_at(i)->name);
+            run_prefill_row(o, bench_prefill_at(i), isa);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static bench_options options;
+    bench_options_read(&options, argc, argv);
+    if (options.list) {
+        list();
+        return 0;
+    }
+    if (options.cpu_clock)
+        bench_use_cpu_clock();
+    bench_pin(0);
+    bench_workers_start(options.threads);
+    bench_warm_up(QKV_ISA_scalar, options.seconds < 0.2 ? options.seconds : 0.2);
+
+    if (!options.json && !options.prefill)
+        bench_print_head(options.threads, options.rounds, options.cpu_clock);
+    if (!options.json && options.prefill)
+        bench_print_prefill_head();
+    if (options.prefill)
+        run_prefill(&options);
+    else
+        run_all(&options, true, run_all(&options, false, 0));
+    bench_workers_stop();
+    return 0;
+}

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""qkv-bench runs, prints what it should, and refuses what it should. No time is looked at."""
+import json
+import subprocess
+import sys
+
+BENCH = sys.argv[1]
+QUICK = ["--seconds", "0.0001", "--rounds", "1", "--json"]
+KEYS = (
+    "kernel shape isa dtype threads median_ns min_ns gflops gbps limit fraction max_error "
+    "version cpu"
+).split()
+
+
+def run(*args):
+    return subprocess.run([BENCH, *args], capture_output=True, text=True, check=False)
+
+
+def names(section):
+    """The names that --list prints under a heading."""
+    found, inside = [], False
+    for line in run("--list").stdout.splitlines():
+        if not line.startswith(" "):
+            inside = line.startswith(section)
+        elif inside:
+            found.append(line.split()[0])
+    return found
+
+
+def check_results(args, kernels):
+    done = run(*QUICK, *args)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    for result in results:
+        assert all(key in result for key in KEYS), result
+        assert result["median_ns"] > 0, result
+        if result["max_error"] is not None:
+            assert result["max_error"] < 1e-3, result
+    assert {r["kernel"] for r in results} == set(kernels), results
+    return results
+
+
+def check_refusals():
+    for bad in (
+        ["--shape", "P513"],
+        ["--shape", "3,2,1,1,1,1"],
+        ["--isa", "sse9"],
+        ["--kernel", "nothing"],
+        ["--dtype", "f16"],
+        ["--threads", "0"],
+        ["--seconds", "soon"],
+        ["--rounds"],
+        ["--what"],
+        ["--threads", "2", "--kernel", "qkv_dot"],
+    ):
+        done = run(*bad)
+        assert done.returncode == 2, (bad, done)
+        assert done.stderr.count("\n") == 1 and not done.stdout, (bad, done)
+
+
+kernels = names("Kernels")
+check_results(["--shape", "2,1,5,5,8,8"], kernels)
+check_results(["--shape", "2,1,5,7,8,6c"], [k for k in kernels if k != "qkv_self_attention"])
+check_results(["--shape", "3x5x7"], ["qkv_project"])
+threaded = check_results(["--shape", "4,2,33,40,8,8", "--threads", "2"], ["qkv_attention"])
+assert all(r["threads"] == 2 for r in threaded)
+check_refusals()
