@@ -124,23 +124,39 @@ static void measure(const bench_order *order, const bench_case *c, bench_result 
     fill(c, times, r);
 }
 
-bool bench_measure_case(const bench_order *order, bench_result *result)
+static bool make(const bench_order *order, bench_case *c)
 {
-    bench_case c = {0};
     const bench_wish wish = {
         .shape = order->shape,
         .kernels = qkv_kernels_of(order->isa),
         .threads = order->threads,
         .cold = order->cold,
     };
+    *c = (bench_case){.kernel = order->entry->name};
     if (qkv_isa_select(wish.kernels->name) != QKV_OK)
         abort(); /* only usable ISAs are ordered */
-    if (!order->entry->make(&wish, &c))
+    return order->entry->make(&wish, c);
+}
+
+bool bench_run_case(const bench_order *order)
+{
+    bench_case c;
+    if (!make(order, &c))
+        return false;
+    bench_run_once(&c.work);
+    c.destroy(c.work.context);
+    return true;
+}
+
+bool bench_measure_case(const bench_order *order, bench_result *result)
+{
+    bench_case c;
+    if (!make(order, &c))
         return false;
     *result = (bench_result){
-        .kernel = order->entry->name,
+        .kernel = c.kernel,
         .shape = order->shape->name,
-        .isa = wish.kernels->name,
+        .isa = qkv_isa_name(),
         .threads = order->threads,
         .limit = "none",
         .limit_rate = BENCH_NONE,

@@ -34,4 +34,7 @@ typedef struct bench_order {
 } bench_order;
 bool bench_measure_case(const bench_order *order, bench_result *result);
 
+/* Runs a case once and measures nothing. */
+bool bench_run_case(const bench_order *order);
+
 #endif

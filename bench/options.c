@@ -26,6 +26,7 @@ static const char help[] =
     "  --clock CLOCK     wall, or cpu: the thread's own time, for a machine that is shared\n"
     "  --table prefill   the table of prefill shapes, each beside the figure to reach\n"
     "  --json            one JSON object a line\n"
+    "  --once            run each once, time nothing and print nothing: for counting tools\n"
     "  --list            list shapes, kernels and ISAs\n"
     "  --help, --version\n"
     "\n"
@@ -156,6 +157,8 @@ static bool set_flag(bench_options *o, const char *name)
         o->json = true;
     else if (strcmp(name, "--list") == 0)
         o->list = true;
+    else if (strcmp(name, "--once") == 0)
+        o->once = true;
     else
         return false;
     return true;
@@ -211,6 +214,8 @@ static void check(const bench_options *o)
 {
     if (o->prefill && (o->n_shapes || o->entries_named || o->threads > 1 || o->cold))
         bench_refuse("--table has its own shapes and kernels, one thread and warm caches");
+    if (o->prefill && o->once)
+        bench_refuse("--once and --table exclude each other");
     if (o->threads > 1 && o->cpu_clock)
         bench_refuse("--clock cpu tells the time of one thread only");
     for (int i = 0; o->threads > 1 && i < bench_entry_count(); i++)

@@ -55,32 +55,38 @@ static bool wanted(const bench_options *o, int entry, const bench_shape *shape)
     return o->threads == 1 || e->threads;
 }
 
-/* Runs through what is wanted; with 'measure' false it only counts. */
-static int run_all(const bench_options *o, bool measure, int all)
+/* Measures and prints one case. */
+static void run_case(const bench_options *o, const bench_order *order)
 {
+    bench_result result;
+    const bool suits = bench_measure_case(order, &result);
+    bench_progress_erase();
+    if (suits && o->json)
+        bench_print_json(&result, BENCH_NONE);
+    else if (suits)
+        bench_print_row(&result);
+}
+
+/* Runs through what is wanted; with 'all' 0 it only counts. */
+static int run_all(const bench_options *o, int all)
+{
+    const int n_entries = bench_entry_count(), per_shape = QKV_ISA_COUNT * n_entries;
     int done = 0;
     bench_order order = order_from(o);
-    for (int s = 0; s < o->n_shapes; s++) {
-        for (int isa = 0; isa < QKV_ISA_COUNT; isa++) {
-            for (int e = 0; e < bench_entry_count(); e++) {
-                if (!o->isas[isa] || !wanted(o, e, &o->shapes[s]))
-                    continue;
-                done++;
-                if (!measure)
-                    continue;
-                order.entry = bench_entry_at(e);
-                order.shape = &o->shapes[s];
-                order.isa = isa;
-                bench_result result;
-                bench_progress(done - 1, all, order.entry->name);
-                const bool suits = bench_measure_case(&order, &result);
-                bench_progress_erase();
-                if (suits && o->json)
-                    bench_print_json(&result, BENCH_NONE);
-                else if (suits)
-                    bench_print_row(&result);
-            }
+    for (int i = 0; i < o->n_shapes * per_shape; i++) {
+        const int entry = i % n_entries;
+        order.shape = &o->shapes[i / per_shape];
+        order.isa = i / n_entries % QKV_ISA_COUNT;
+        order.entry = bench_entry_at(entry);
+        if (!o->isas[order.isa] || !wanted(o, entry, order.shape))
+            continue;
+        if (all && o->once) {
+            bench_run_case(&order);
+        } else if (all) {
+            bench_progress(done, all, order.entry->name);
+            run_case(o, &order);
         }
+        done++;
     }
     return done;
 }
@@ -140,16 +146,17 @@ int main(int argc, char **argv)
         bench_use_cpu_clock();
     bench_pin(0);
     bench_workers_start(options.threads);
-    bench_warm_up(QKV_ISA_scalar, options.seconds < 0.2 ? options.seconds : 0.2);
+    if (!options.once)
+        bench_warm_up(QKV_ISA_scalar, options.seconds < 0.2 ? options.seconds : 0.2);
 
-    if (!options.json && !options.prefill)
+    if (!options.json && !options.once && !options.prefill)
         bench_print_head(options.threads, options.rounds, options.cpu_clock);
     if (!options.json && options.prefill)
         bench_print_prefill_head();
     if (options.prefill)
         run_prefill(&options);
     else
-        run_all(&options, true, run_all(&options, false, 0));
+        run_all(&options, run_all(&options, 0));
     bench_workers_stop();
     return 0;
 }

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The prefill table over several runs of qkv-bench: medians of the runs, one row a shape.
+
+    bench/prefill.py BUILD/bench/qkv-bench [--runs 5] [--isa avx2] [--clock cpu] [--json FILE]
+
+One process keeps its luck (where its memory lies, which core it got), so one
+run proves little. Ends with status 1 if a figure stays below its bar.
+"""
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+
+
+def run_once(bench, extra):
+    done = subprocess.run(
+        [bench, "--table", "prefill", "--json", *extra],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def summarise(runs):
+    """One dictionary a row of the table, in the table's order."""
+    rows = []
+    for results in zip(*runs):
+        fractions = [r["fraction"] for r in results]
+        first = results[0]
+        rows.append(
+            {
+                "shape": first["shape"],
+                "kernel": first["kernel"],
+                "isa": first["isa"],
+                "cpu": first["cpu"],
+                "version": first["version"],
+                "limit": statistics.mode(r["limit"] for r in results),
+                "bar": first.get("bar"),
+                "fraction": statistics.median(fractions),
+                "lowest": min(fractions),
+                "highest": max(fractions),
+                "gflops": statistics.median(r["gflops"] for r in results),
+                "limit_rate": statistics.median(r["limit_rate"] for r in results),
+                "max_error": max(r["max_error"] for r in results),
+                "runs": len(results),
+            }
+        )
+    return rows
+
+
+def print_table(rows):
+    print(
+        f"{'shape':20} {'isa':6} {'limit':5} {'bar':>5} {'figure':>7} {'lowest':>7} {'highest':>7} "
+        f"{'ratio':>6} {'GFLOP/s':>8} {'error':>8}"
+    )
+    for r in rows:
+        bar = f"{100 * r['bar']:.0f} %" if r["bar"] else "-"
+        ratio = f"{r['fraction'] / r['bar']:.3f}" if r["bar"] else "-"
+        print(
+            f"{r['shape']:20} {r['isa']:6} {r['limit']:5} {bar:>5} {100 * r['fraction']:>5.1f} % "
+            f"{100 * r['lowest']:>5.1f} % {100 * r['highest']:>5.1f} % {ratio:>6} "
+            f"{r['gflops']:>8.1f} {r['max_error']:>8.1e}"
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("bench", help="path of qkv-bench")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE", help="write the rows here too")
+    for name in ("--isa", "--clock", "--seconds", "--rounds"):
+        parser.add_argument(name, help="passed on to qkv-bench")
+    args = parser.parse_args()
+    extra = []
+    for name in ("isa", "clock", "seconds", "rounds"):
+        if getattr(args, name):
+            extra += ["--" + name, getattr(args, name)]
+
+    runs = []
+    for i in range(args.runs):
+        if sys.stderr.isatty():
+            print(f"run {i + 1} of {args.runs}", file=sys.stderr)
+        runs.append(run_once(args.bench, extra))
+    rows = summarise(runs)
+    if not rows:
+        sys.exit("prefill.py: no ISA of the table runs here")
+    print(f"qkv {rows[0]['version']}, {rows[0]['cpu']}, medians of {args.runs} runs")
+    print_table(rows)
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(rows, file, indent=1)
+            file.write("\n")
+    below = [r["shape"] for r in rows if r["bar"] and r["fraction"] < r["bar"]]
+    if below:
+        print(f"below the bar: {', '.join(below)}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
