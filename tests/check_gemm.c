@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: MIT */
+#include "checks.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { SLOT_X, SLOT_PANEL, SLOT_BIAS, SLOT_Y, SLOT_ONE };
+enum { WANT, BOUND };
+
+typedef struct gemm_case {
+    int64_t rows, cols, depth, pad;
+    int place;
+    bool bias, accumulate, integers;
+} gemm_case;
+
+static void want_rows(const qkv_gemm_args *a, int64_t panel_cols, double *want, double *bound)
+{
+    for (int64_t i = 0; i < a->rows; i++) {
+        for (int64_t c = 0; c < a->cols; c++) {
+            double before = 0, sum = 0, absolute = 0;
+            if (a->accumulate)
+                before = (double)a->y[i * a->y_stride + c];
+            else if (a->bias)
+                before = (double)a->bias[c];
+            for (int64_t k = 0; k < a->depth; k++) {
+                const double product =
+                    (double)a->x[i * a->x_stride + k] * (double)a->panel[k * panel_cols + c];
+                sum += product;
+                absolute += fabs(product);
+            }
+            want[i * a->cols + c] = before + sum;
+            bound[i * a->cols + c] =
+                (double)(a->depth + 2) * ORACLE_U * (absolute + fabs(before)) +
+                (double)a->depth * 0x1p-150;
+        }
+    }
+}
+
+static void check_rows_alone(const test_isa *isa, const qkv_gemm_args *a, const float *before)
+{
+    for (int64_t i = 0; i < a->rows; i++) {
+        qkv_gemm_args one = *a;
+        one.rows = 1;
+        one.x += i * a->x_stride;
+        one.y = guarded(SLOT_ONE, a->cols, (int)(1 + (i * 7 + 3) % (PLACES - 1)));
+        memcpy(one.y, before + i * a->y_stride, (size_t)a->cols * sizeof *one.y);
+        isa->table->gemm_f32(&one);
+        guards_intact();
+        expect_same_bits("the row alone", one.y, a->y + i * a->y_stride, a->cols);
+    }
+}
+
+static void check_case(const test_isa *isa, rng *r, gemm_case c)
+{
+    context("gemm_f32 on %s: rows %lld, cols %lld, depth %lld, pad %lld, place %d, bias %d, "
+            "accumulate %d",
+            isa->name, (long long)c.rows, (long long)c.cols, (long long)c.depth, (long long)c.pad,
+            c.place, c.bias, c.accumulate);
+    const int64_t panel_cols = isa->table->gemm_cols;
+    qkv_gemm_args a = {.x_stride = c.depth + c.pad, .y_stride = c.cols + c.pad, .rows = c.rows,
+                       .cols = c.cols, .depth = c.depth, .accumulate = c.accumulate};
+    float *x = guarded(SLOT_X, (c.rows - 1) * a.x_stride + c.depth, c.place);
+    float *panel = guarded(SLOT_PANEL, c.depth * panel_cols, c.place % 2);
+    float *bias = guarded(SLOT_BIAS, c.cols, c.place);
+    const int64_t y_extent = (c.rows - 1) * a.y_stride + c.cols;
+    float *y = guarded(SLOT_Y, y_extent, c.place ? 1 + (c.place + 6) % (PLACES - 1) : 0);
+    for (int64_t i = 0; i < c.rows; i++) {
+        if (c.integers)
+            fill_integers(r, x + i * a.x_stride, c.depth, 8);
+        else
+            fill_normal(r, x + i * a.x_stride, c.depth, 1.0f);
+        if (c.accumulate)
+            fill_integers(r, y + i * a.y_stride, c.cols, 50);
+    }
+    for (int64_t k = 0; k < c.depth; k++) {
+        memset(panel + k * panel_cols, 0, (size_t)panel_cols * sizeof *panel);
+        if (c.integers)
+            fill_integers(r, panel + k * panel_cols, c.cols, 8);
+        else
+            fill_normal(r, panel + k * panel_cols, c.cols, 1.0f);
+    }
+    fill_integers(r, bias, c.cols, 100);
+    a.x = x;
+    a.panel = panel;
+    a.y = y;
+    a.bias = c.bias ? bias : NULL;
+
+    static float before[64 * 200];
+    memcpy(before, y, (size_t)y_extent * sizeof *before);
+    double *want = doubles(WANT, c.rows * c.cols), *bound = doubles(BOUND, c.rows * c.cols);
+    want_rows(&a, panel_cols, want, bound);
+    if (c.integers)
+        memset(bound, 0, (size_t)(c.rows * c.cols) * sizeof *bound); /* sums are exact */
+    isa->table->gemm_f32(&a);
+    guards_intact();
+    gaps_intact("y", y, c.rows, a.y_stride, c.cols);
+    expect_close_rows("y", y, a.y_stride, want, bound, c.rows, c.cols);
+    check_rows_alone(isa, &a, before);
+    tally(isa->id, 1);
+}
+
+/* A NaN in one row of x reaches that row; in a panel column, that column. */
+static void check_special(const test_isa *isa)
+{
+    const int64_t cols = isa->table->gemm_cols, rows = 9, depth = 11;
+    for (int64_t at = 0; at < rows * depth; at++) {
+        context("gemm_f32 on %s: NaN at %lld", isa->name, (long long)at);
+        float *x = guarded(SLOT_X, rows * depth, PLACE_AT_END);
+        float *panel = guarded(SLOT_PANEL, depth * cols, PLACE_AT_END);
+        float *y = guarded(SLOT_Y, rows * cols, PLACE_AT_END);
+        for (int64_t i = 0; i < rows * depth; i++)
+            x[i] = 1.0f;
+        for (int64_t i = 0; i < depth * cols; i++)
+            panel[i] = 1.0f;
+        const int64_t bad_col = at % cols;
+        x[at] = NAN;
+        panel[at % depth * cols + bad_col] = INFINITY;
+        const qkv_gemm_args a = {.x = x, .panel = panel, .y = y, .x_stride = depth,
+                                 .y_stride = cols, .rows = rows, .cols = cols, .depth = depth};
+        isa->table->gemm_f32(&a);
+        for (int64_t i = 0; i < rows; i++) {
+            for (int64_t c = 0; c < cols; c++) {
+                const float want =
+                    i == at / depth ? NAN : c == bad_col ? INFINITY : (float)depth;
+                expect_same_values("y", &y[i * cols + c], &want, 1);
+            }
+        }
+        tally(isa->id, 1);
+    }
+}
+
+void check_gemm_f32(const test_isa *isa)
+{
+    rng r = rng_make("gemm_f32");
+    const int64_t panel_cols = isa->table->gemm_cols;
+    for (int64_t cols = 1; cols <= panel_cols; cols++)
+        for (int64_t rows = 1; rows <= 35; rows++)
+            if (effort_takes(rows + cols))
+                check_case(isa, &r,
+                           (gemm_case){.rows = rows, .cols = cols, .depth = rng_int(&r, 1, 20),
+                                       .pad = rng_int(&r, 0, 3),
+                                       .place = (int)((rows + cols) % PLACES), .bias = rows % 2,
+                                       .accumulate = cols % 3 == 0, .integers = rows % 5 == 0});
+    for (int64_t depth = 1; depth <= LENGTHS; depth++)
+        check_case(isa, &r,
+                   (gemm_case){.rows = rng_int(&r, 1, 13), .cols = rng_int(&r, 1, panel_cols),
+                               .depth = depth, .place = (int)(depth % PLACES),
+                               .bias = depth % 2, .accumulate = depth % 3 == 0,
+                               .integers = depth % 7 == 0});
+    for (int64_t i = effort_cases(200); i > 0; i--)
+        check_case(isa, &r,
+                   (gemm_case){.rows = rng_int(&r, 1, 60), .cols = rng_int(&r, 1, panel_cols),
+                               .depth = rng_int(&r, 1, i % 16 ? 500 : QKV_DOT_BLOCK),
+                               .pad = rng_int(&r, 0, 9), .place = (int)rng_int(&r, 0, PLACES - 1),
+                               .bias = rng_int(&r, 0, 1), .accumulate = rng_int(&r, 0, 1),
+                               .integers = i % 9 == 0});
+    check_special(isa);
+}
