@@ -51,6 +51,15 @@ double oracle_ulp_error(float got, double exact)
     return fabs((double)got - exact) / ldexp(1.0, exponent - 24);
 }
 
+double oracle_exp2_error(double exact, double x_error)
+{
+    const double ln2 = 0x1.62e42fefa39efp-1;
+    if (exact == 0)
+        return 0;
+    const double relative = expm1(ln2 * x_error) * (1 + 2 * ORACLE_U) + 2 * ORACLE_U;
+    return exact * relative + (exact < smallest_normal * (1 + relative) ? smallest_normal : 0);
+}
+
 void oracle_softmax(const float *scores, int64_t n, float scale, double *weights, double *bound,
                     double *lse, double *lse_bound)
 {

@@ -28,6 +28,12 @@ double oracle_dot(const float *a, const float *b, int64_t n, double *bound, doub
 double oracle_ulp_error(float got, double exact);
 
 /*
+ * How far an f32 2^x may be from 'exact' if x was off by 'x_error': that, the
+ * 1 ulp (at most 2u) of the exponential, and below the normal range all of it.
+ */
+double oracle_exp2_error(double exact, double x_error);
+
+/*
  * One row: weights, bounds of the weights, log-sum-exp and its bound. The
  * last two may be NULL. A row with a NaN or +inf is all NaN; a row of -inf
  * (or an empty one) is all 0 with the log-sum-exp -inf.
