@@ -22,18 +22,13 @@ static float max_ignoring_nan(float max, float x)
     return x > max ? x : max;
 }
 
-/* Sums in blocks, so that the error does not grow with the row's length. */
-static float sum_in_blocks(const float *x, int64_t n)
+/* In f64: one large and many small terms would lose the small ones in f32. */
+static float sum_of(const float *x, int64_t n)
 {
-    float sum = 0.0f;
-    for (int64_t begin = 0; begin < n; begin += QKV_KEY_BLOCK) {
-        const int64_t end = n - begin < QKV_KEY_BLOCK ? n : begin + QKV_KEY_BLOCK;
-        float block = 0.0f;
-        for (int64_t j = begin; j < end; j++)
-            block += x[j];
-        sum += block;
-    }
-    return sum;
+    double sum = 0.0;
+    for (int64_t j = 0; j < n; j++)
+        sum += (double)x[j];
+    return (float)sum;
 }
 
 qkv_row_state qkv_scale_softmax_f32_scalar(const float *scores, float *weights, int64_t n,
@@ -46,7 +41,7 @@ qkv_row_state qkv_scale_softmax_f32_scalar(const float *scores, float *weights, 
     for (int64_t j = 0; j < n; j++)
         weights[j] = qkv_exp_scalar(scores[j] * scale - max);
 
-    const float sum = sum_in_blocks(weights, n);
+    const float sum = sum_of(weights, n);
     if (sum == 0.0f)
         return (qkv_row_state){.max = -INFINITY, .sum = 0.0f}; /* the weights are 0 already */
 
