@@ -64,8 +64,10 @@ void qkv_tile_store_f32_avx2(const float *out, const float *sum, int64_t n_rows,
     const __m256 zero = _mm256_setzero_ps();
     for (int64_t i = 0; i < n_rows; i += LANES) {
         const int64_t here = n_rows - i < LANES ? n_rows - i : LANES;
-        const __m256 total = load_tail(sum + i, here);
+        __m256 total = load_tail(sum + i, here);
         const __m256 some = _mm256_cmp_ps(total, zero, _CMP_NEQ_UQ);
+        /* No division by 0, which would raise the caller's exception flags. */
+        total = _mm256_blendv_ps(_mm256_set1_ps(1.0f), total, some);
         for (int64_t d = 0; d < value_dim; d += LANES) {
             const int64_t dims = value_dim - d < LANES ? value_dim - d : LANES;
             __m256 block[LANES];
