@@ -95,7 +95,6 @@ def draw_roofs(plot, results):
     peaks = [r["limit_rate"] for r in results if r["limit"] == "fma"]
     peak = statistics.median(peaks) if peaks else plot.y_high
     reads = sorted({(r["limit_rate"], r["shape"]) for r in results if r["limit"] == "read"})
-    knee = X_LOW
     for rate, shape in {reads[0], reads[-1]} if reads else ():
         begin, end = max(X_LOW, plot.y_low / rate), peak / rate
         plot.line(plot.x(begin), plot.y(begin * rate), plot.x(end), plot.y(peak), "#555", 1.5)
@@ -104,7 +103,6 @@ def draw_roofs(plot, results):
         angle = math.degrees(math.atan2(dy, dx))
         label = f"read {rate:.0f} GB/s ({shape})"
         plot.text(plot.x(at), plot.y(at * rate) - 6, label, "middle", 11, turn=angle)
-        knee = max(knee, begin) if rate != reads[-1][0] else knee
     begin = peak / reads[-1][0] if reads else X_LOW
     plot.line(plot.x(begin), plot.y(peak), WIDTH - RIGHT, plot.y(peak), "#555", 1.5)
     label = f"multiply-add {peak:.0f} GFLOP/s"
@@ -121,10 +119,19 @@ def draw_points(plot, results, libraries):
         plot.marker(x, y, libraries[r["library"]], r["library"] == "qkv", title)
     names = {}
     for r in results:
-        names.setdefault(round(plot.x(intensity(r))), []).append(r["shape"])
-    for x, shapes in names.items():
-        for i, shape in enumerate(dict.fromkeys(shapes)):
-            plot.text(x, HEIGHT - BOTTOM - 6 - 12 * i, shape, "middle", 10, "#888")
+        names.setdefault(round(plot.x(intensity(r))), {})[r["shape"]] = None
+    draw_names(plot, names)
+
+
+def draw_names(plot, names):
+    """The shapes above the axis, one line up where the last one is too near."""
+    last, level = -math.inf, 0
+    for x, shapes in sorted(names.items()):
+        level = level if x - last < 36 else 0
+        for shape in shapes:
+            plot.text(x, HEIGHT - BOTTOM - 6 - 12 * level, shape, "middle", 10, "#888")
+            level += 1
+        last = x
 
 
 def draw_legend(plot, libraries, results):
@@ -145,7 +152,8 @@ def main():
         results = json.load(file)
     rates = [r["gflops"] for r in results]
     roof = max([r["limit_rate"] for r in results if r["limit"] == "fma"] + rates)
-    plot = Plot(2.0 ** math.floor(math.log2(min(rates)) - 0.7), 2.0 ** math.ceil(math.log2(roof * 1.1)))
+    low = 2.0 ** math.floor(math.log2(min(rates)) - 0.7)
+    plot = Plot(low, 2.0 ** math.ceil(math.log2(roof * 1.1)))
     names = sorted({r["library"] for r in results}, key=lambda name: (name != "qkv", name))
     libraries = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     draw_axes(plot)
