@@ -133,7 +133,10 @@ def to_rows(value):
 
 
 def describe():
-    return {"library": f"ONNX Runtime {onnxruntime.__version__}", "detail": f"onnx {onnx.__version__}"}
+    return {
+        "library": f"ONNX Runtime {onnxruntime.__version__}",
+        "detail": f"onnx {onnx.__version__}",
+    }
 
 
 if __name__ == "__main__":
