@@ -95,7 +95,7 @@ def main():
             file.write("\n")
     below = [r["shape"] for r in rows if r["bar"] and r["fraction"] < r["bar"]]
     if below:
-        print(f"below the bar: {', '.join(below)}")
+        print(f"below the bar: {'; '.join(below)}")
         sys.exit(1)
 
 
