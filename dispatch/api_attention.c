@@ -49,8 +49,7 @@ static qkv_status check_tensors(const qkv_attention_desc *d, qkv_attention_probl
         status = qkv_view_tensor(&d->out, d->batch, d->q_heads, d->q_len, d->value_dim, QKV_OUTPUT,
                                  &p->out);
     if (!status && d->lse.data)
-        status =
-            qkv_view_tensor(&d->lse, d->batch, d->q_heads, d->q_len, 1, QKV_OUTPUT, &p->lse);
+        status = qkv_view_tensor(&d->lse, d->batch, d->q_heads, d->q_len, 1, QKV_OUTPUT, &p->lse);
     return status;
 }
 

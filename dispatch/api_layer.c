@@ -25,9 +25,8 @@ static qkv_status check_linear(const qkv_linear *linear, int32_t flags, int64_t 
      * is a mistake in every program that does not compute nonsense. */
     if (linear->stride < 0 || (linear->stride > 0 && linear->stride < dim))
         return QKV_E_STRIDE;
-    qkv_status status =
-        qkv_view_matrix(linear->weight, linear->stride > 0 ? linear->stride : dim, rows, dim,
-                        QKV_INPUT, &views->weight);
+    qkv_status status = qkv_view_matrix(linear->weight, linear->stride > 0 ? linear->stride : dim,
+                                        rows, dim, QKV_INPUT, &views->weight);
     views->bias = (qkv_view){.data = NULL};
     if (!status && linear->bias)
         status = qkv_view_matrix(linear->bias, out, 1, out, QKV_INPUT, &views->bias);
@@ -78,8 +77,8 @@ static qkv_status check_project(const qkv_project_desc *desc, project_problem *p
     if (!qkv_mul(d.heads, d.head_dim, &columns))
         return QKV_E_OVERFLOW;
     p->projection = projection_of(&d.linear, d.flags, d.in_dim, columns);
-    status = qkv_view_tensor(&d.input, d.batch, 1, d.rows, d.in_dim, QKV_INPUT,
-                             &p->projection.input);
+    status =
+        qkv_view_tensor(&d.input, d.batch, 1, d.rows, d.in_dim, QKV_INPUT, &p->projection.input);
     if (!status)
         status = check_linear(&d.linear, d.flags, d.in_dim, columns, &p->linear);
     if (!status)
@@ -89,8 +88,8 @@ static qkv_status check_project(const qkv_project_desc *desc, project_problem *p
         return status;
 
     const qkv_view *out = &p->projection.out;
-    if (qkv_views_overlap(out, &p->projection.input) ||
-        qkv_views_overlap(out, &p->linear.weight) || qkv_views_overlap(out, &p->linear.bias))
+    if (qkv_views_overlap(out, &p->projection.input) || qkv_views_overlap(out, &p->linear.weight) ||
+        qkv_views_overlap(out, &p->linear.bias))
         return QKV_E_OVERLAP;
     return QKV_OK;
 }
@@ -121,8 +120,7 @@ qkv_status qkv_project(const qkv_project_desc *desc, void *scratch, size_t scrat
     const qkv_view *views[] = {&p.projection.input, &p.projection.out, &p.linear.weight,
                                &p.linear.bias};
     const size_t need = project_need(&p);
-    status =
-        qkv_check_scratch(scratch, scratch_size, need, views, sizeof views / sizeof *views);
+    status = qkv_check_scratch(scratch, scratch_size, need, views, sizeof views / sizeof *views);
     if (status || need == 0)
         return status;
     qkv_run_projection(&p.projection, qkv_kernels_active(), scratch);
@@ -187,8 +185,8 @@ static qkv_status check_layer_tensors(const qkv_self_attention_desc *d, const la
     const int64_t ins[WEIGHTS] = {d->model_dim, d->model_dim, d->model_dim, w->joined};
     const int64_t outs[WEIGHTS] = {w->q, w->k, w->v, d->out_dim};
 
-    qkv_status status = qkv_view_tensor(&d->input, d->batch, 1, d->seq_len, d->model_dim,
-                                        QKV_INPUT, &p->input);
+    qkv_status status =
+        qkv_view_tensor(&d->input, d->batch, 1, d->seq_len, d->model_dim, QKV_INPUT, &p->input);
     p->has_wo = d->wo.weight != NULL;
     for (int i = 0; i < WEIGHTS && !status; i++) {
         if (i == WO && !p->has_wo)
@@ -200,8 +198,7 @@ static qkv_status check_layer_tensors(const qkv_self_attention_desc *d, const la
         status = qkv_view_tensor(&d->out, d->batch, 1, d->seq_len,
                                  p->has_wo ? d->out_dim : w->joined, QKV_OUTPUT, &p->out);
     if (!status && d->lse.data)
-        status =
-            qkv_view_tensor(&d->lse, d->batch, d->q_heads, d->seq_len, 1, QKV_OUTPUT, &p->lse);
+        status = qkv_view_tensor(&d->lse, d->batch, d->q_heads, d->seq_len, 1, QKV_OUTPUT, &p->lse);
     return status;
 }
 
@@ -253,20 +250,20 @@ static bool reserve(size_t *used, int64_t rows, int64_t width, size_t *at)
 static qkv_status lay_out_layer(const qkv_self_attention_desc *d, const layer_widths *w,
                                 layer_problem *p)
 {
-    p->attention = (qkv_attention_problem){.query = joined_view(d->q_heads, d->seq_len, d->head_dim),
-                                           .key = joined_view(d->kv_heads, d->seq_len, d->head_dim),
-                                           .value =
-                                               joined_view(d->kv_heads, d->seq_len, d->value_dim),
-                                           .out = joined_view(d->q_heads, d->seq_len, d->value_dim),
-                                           .batch = 1,
-                                           .q_heads = d->q_heads,
-                                           .kv_heads = d->kv_heads,
-                                           .group = d->q_heads / d->kv_heads,
-                                           .q_len = d->seq_len,
-                                           .kv_len = d->seq_len,
-                                           .head_dim = d->head_dim,
-                                           .value_dim = d->value_dim,
-                                           .causal = (d->flags & QKV_CAUSAL) != 0};
+    p->attention =
+        (qkv_attention_problem){.query = joined_view(d->q_heads, d->seq_len, d->head_dim),
+                                .key = joined_view(d->kv_heads, d->seq_len, d->head_dim),
+                                .value = joined_view(d->kv_heads, d->seq_len, d->value_dim),
+                                .out = joined_view(d->q_heads, d->seq_len, d->value_dim),
+                                .batch = 1,
+                                .q_heads = d->q_heads,
+                                .kv_heads = d->kv_heads,
+                                .group = d->q_heads / d->kv_heads,
+                                .q_len = d->seq_len,
+                                .kv_len = d->seq_len,
+                                .head_dim = d->head_dim,
+                                .value_dim = d->value_dim,
+                                .causal = (d->flags & QKV_CAUSAL) != 0};
     const qkv_status status =
         qkv_check_scale(d->flags, d->scale, d->head_dim, &p->attention.scale_log2);
     if (status)
@@ -281,8 +278,8 @@ static qkv_status lay_out_layer(const qkv_self_attention_desc *d, const layer_wi
 
     p->kernels = qkv_kernels_active();
     p->plan = qkv_plan_attention(&p->attention, p->kernels);
-    const size_t work = p->plan.worker_bytes > projection_bytes() ? p->plan.worker_bytes
-                                                                  : projection_bytes();
+    const size_t work =
+        p->plan.worker_bytes > projection_bytes() ? p->plan.worker_bytes : projection_bytes();
     if (used > (size_t)PTRDIFF_MAX - work)
         return QKV_E_OVERFLOW;
     p->work_at = used;

@@ -71,8 +71,8 @@ qkv_status qkv_scale_softmax(const float *scores, int64_t scores_stride, float *
             state = kernels->scale_softmax_f32(scores + i * scores_stride,
                                                weights + i * weights_stride, kv_len, scale);
         if (lse)
-            lse[i] = state.sum == 0.0f ? -INFINITY
-                                       : (float)((double)state.max + log((double)state.sum));
+            lse[i] =
+                state.sum == 0.0f ? -INFINITY : (float)((double)state.max + log((double)state.sum));
     }
     return QKV_OK;
 }

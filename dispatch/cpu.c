@@ -25,8 +25,8 @@ enum {
     LEAF7_EBX_AVX512DQ = 1 << 17,
     LEAF7_EBX_AVX512CD = 1 << 28,
     LEAF7_EBX_AVX512BW = 1 << 30,
-    XCR0_YMM = 0x06,  /* XMM and YMM upper halves */
-    XCR0_ZMM = 0xe6,  /* and opmasks, ZMM upper halves, ZMM16-31 */
+    XCR0_YMM = 0x06, /* XMM and YMM upper halves */
+    XCR0_ZMM = 0xe6, /* and opmasks, ZMM upper halves, ZMM16-31 */
     HWCAP_ADVSIMD = 1 << 1
 };
 #define LEAF7_EBX_AVX512VL (UINT32_C(1) << 31)

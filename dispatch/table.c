@@ -65,10 +65,10 @@ static const char *const names[QKV_ISA_COUNT] = {
 
 /* What was found at first use, in one word so that it is seen whole. */
 enum {
-    FOUND_USABLE = 0xff,      /* bit i: ISA i is compiled in and supported */
-    FOUND_CHOICE_SHIFT = 8,   /* 4 bits: the automatic choice */
-    FOUND_LOWERED = 1 << 12,  /* QKV_ISA lowered it */
-    FOUND_IGNORED = 1 << 13,  /* QKV_ISA was set and passed over */
+    FOUND_USABLE = 0xff,     /* bit i: ISA i is compiled in and supported */
+    FOUND_CHOICE_SHIFT = 8,  /* 4 bits: the automatic choice */
+    FOUND_LOWERED = 1 << 12, /* QKV_ISA lowered it */
+    FOUND_IGNORED = 1 << 13, /* QKV_ISA was set and passed over */
     FOUND_DONE = 1 << 14
 };
 static atomic_uint found_word;
@@ -89,8 +89,8 @@ static unsigned find(void)
     int ignored;
     const int best = qkv_isa_choose(usable, NULL, &ignored);
     const int choice = qkv_isa_choose(usable, getenv("QKV_ISA"), &ignored);
-    return usable | (unsigned)choice << FOUND_CHOICE_SHIFT |
-           (choice < best ? FOUND_LOWERED : 0u) | (ignored ? FOUND_IGNORED : 0u) | FOUND_DONE;
+    return usable | (unsigned)choice << FOUND_CHOICE_SHIFT | (choice < best ? FOUND_LOWERED : 0u) |
+           (ignored ? FOUND_IGNORED : 0u) | FOUND_DONE;
 }
 
 static unsigned found(void)

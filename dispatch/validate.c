@@ -36,8 +36,7 @@ static bool view_span(const qkv_view *v, int64_t *span)
     *span = v->dim;
     for (int axis = 0; axis < QKV_AXES; axis++) {
         int64_t reach;
-        if (!qkv_mul(v->count[axis] - 1, v->stride[axis], &reach) ||
-            !qkv_add(*span, reach, span))
+        if (!qkv_mul(v->count[axis] - 1, v->stride[axis], &reach) || !qkv_add(*span, reach, span))
             return false;
     }
     return true;
@@ -128,8 +127,10 @@ qkv_status qkv_view_tensor(const qkv_tensor *t, int64_t batch, int64_t heads, in
 qkv_status qkv_view_matrix(const float *data, int64_t stride, int64_t rows, int64_t dim,
                            qkv_access access, qkv_view *view)
 {
-    *view = (qkv_view){
-        .data = (float *)(uintptr_t)data, .count = {1, 1, rows}, .stride = {0, 0, stride}, .dim = dim};
+    *view = (qkv_view){.data = (float *)(uintptr_t)data,
+                       .count = {1, 1, rows},
+                       .stride = {0, 0, stride},
+                       .dim = dim};
     return check_view(view, false, access);
 }
 

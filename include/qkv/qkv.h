@@ -178,8 +178,8 @@ QKV_API const char *qkv_isa_name(void);
  * _OVERFLOW, in which case nothing is written. Since 0.1.
  */
 QKV_API qkv_status qkv_dot(const float *queries, int64_t queries_stride, const float *keys,
-                           int64_t keys_stride, float *scores, int64_t scores_stride,
-                           int64_t rows, int64_t kv_len, int64_t head_dim);
+                           int64_t keys_stride, float *scores, int64_t scores_stride, int64_t rows,
+                           int64_t kv_len, int64_t head_dim);
 
 /*
  * qkv_scale_softmax() computes, for each of 'rows' rows of 'kv_len' scores,

@@ -16,14 +16,14 @@
 
 /* acc[r][k] = the lane sums of queries[r] . keys[k]. */
 QKV_INLINE void dot_block(const float *queries, int64_t queries_stride, const float *keys,
-                          int64_t keys_stride, int64_t head_dim, const int n_rows,
-                          const int n_keys, __m256 acc[2][4])
+                          int64_t keys_stride, int64_t head_dim, const int n_rows, const int n_keys,
+                          __m256 acc[2][4])
 {
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++)
         QKV_UNROLL
-        for (int k = 0; k < n_keys; k++)
-            acc[r][k] = _mm256_setzero_ps();
+    for (int k = 0; k < n_keys; k++)
+        acc[r][k] = _mm256_setzero_ps();
 
     int64_t d = 0;
     for (; d + LANES <= head_dim; d += LANES) {

@@ -29,7 +29,11 @@
 
 /* Unrolls a loop whose bounds are constants after inlining, whatever its
  * size: only then do arrays of accumulators live in registers. */
+#ifdef __clang__ /* a count is left to a pass that comes too late */
+#define QKV_UNROLL _Pragma("clang loop unroll(full)")
+#else
 #define QKV_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 enum { LANES = 8 };
 

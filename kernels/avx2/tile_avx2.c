@@ -34,8 +34,7 @@ enum {
 
 /* ------------------------------------------------------- in and out */
 
-void qkv_tile_load_f32_avx2(const float *const *rows, int64_t n_rows, int64_t head_dim,
-                            float *tile)
+void qkv_tile_load_f32_avx2(const float *const *rows, int64_t n_rows, int64_t head_dim, float *tile)
 {
     for (int64_t i = 0; i < n_rows; i += LANES) {
         const int64_t here = n_rows - i < LANES ? n_rows - i : LANES;
@@ -73,11 +72,11 @@ void qkv_tile_store_f32_avx2(const float *out, const float *sum, int64_t n_rows,
             __m256 block[LANES];
             QKV_UNROLL
             for (int c = 0; c < LANES; c++)
-                block[c] = c < dims ? _mm256_and_ps(
-                                          _mm256_div_ps(
-                                              _mm256_loadu_ps(out + (d + c) * TILE + i), total),
-                                          some)
-                                    : zero;
+                block[c] =
+                    c < dims
+                        ? _mm256_and_ps(
+                              _mm256_div_ps(_mm256_loadu_ps(out + (d + c) * TILE + i), total), some)
+                        : zero;
             transpose8(block);
             for (int r = 0; r < here; r++) {
                 if (dims == LANES)
@@ -134,31 +133,55 @@ QKV_INLINE __m256 visible(const qkv_tile_step_args *a, int v, int64_t j)
         _mm256_andnot_si256(_mm256_cmpgt_epi32(begin, key), _mm256_cmpgt_epi32(end, key)));
 }
 
-/* Logits of n_keys keys from j on; max[v] moves on. */
+/* Dimension 'd' after where 'keys' and 'query' stand, for n_keys keys. */
+QKV_INLINE void logits_dim(const float *const keys[WIDE], const float *query, const int d,
+                           const int n_keys, const int n_vecs, __m256 acc[WIDE][VECS])
+{
+    __m256 q[VECS];
+    QKV_UNROLL
+    for (int v = 0; v < n_vecs; v++)
+        q[v] = _mm256_loadu_ps(query + d * TILE + v * LANES);
+    QKV_UNROLL
+    for (int k = 0; k < n_keys; k++) {
+        const __m256 kd = _mm256_broadcast_ss(keys[k] + d);
+        QKV_UNROLL
+        for (int v = 0; v < n_vecs; v++)
+            acc[k][v] = _mm256_fmadd_ps(kd, q[v], acc[k][v]);
+    }
+}
+
+/*
+ * Logits of n_keys keys from j on; max[v] moves on. Every key has its own
+ * pointer, which spares an address computation a load. Unrolled by two; by
+ * four, GCC 12 runs out of registers and spills accumulators.
+ */
 QKV_INLINE void logits_block(const qkv_tile_step_args *a, int64_t j, const int n_keys,
                              const int n_vecs, __m256 max[VECS])
 {
+    const float *keys[WIDE];
     __m256 acc[WIDE][VECS];
     QKV_UNROLL
-    for (int k = 0; k < n_keys; k++)
+    for (int k = 0; k < n_keys; k++) {
+        keys[k] = a->keys + (j + k) * a->keys_stride;
         QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
             acc[k][v] = _mm256_setzero_ps();
+    }
 
-    const float *key = a->keys + j * a->keys_stride;
-    const float *query = a->query;
-    for (int64_t d = 0; d < a->head_dim; d++, query += TILE) {
-        __m256 q[VECS];
+    const float *query = a->query, *end = query + a->head_dim * TILE;
+    for (; query + 2 * TILE <= end; query += 2 * TILE) {
         QKV_UNROLL
-        for (int v = 0; v < n_vecs; v++)
-            q[v] = _mm256_loadu_ps(query + v * LANES);
+        for (int d = 0; d < 2; d++)
+            logits_dim(keys, query, d, n_keys, n_vecs, acc);
         QKV_UNROLL
-        for (int k = 0; k < n_keys; k++) {
-            const __m256 kd = _mm256_broadcast_ss(key + k * a->keys_stride + d);
-            QKV_UNROLL
-            for (int v = 0; v < n_vecs; v++)
-                acc[k][v] = _mm256_fmadd_ps(kd, q[v], acc[k][v]);
-        }
+        for (int k = 0; k < n_keys; k++)
+            keys[k] += 2;
+    }
+    for (; query < end; query += TILE) {
+        logits_dim(keys, query, 0, n_keys, n_vecs, acc);
+        QKV_UNROLL
+        for (int k = 0; k < n_keys; k++)
+            keys[k]++;
     }
 
     const __m256 scale = _mm256_set1_ps(a->scale_log2);
@@ -216,7 +239,8 @@ QKV_INLINE __m256 softmax_vec(const qkv_tile_step_args *a, int v, __m256 max)
  * One column of one vector of rows, leaving out the keys that a row does
  * not see: their weight is 0, but 0 times a NaN or infinity is a NaN.
  */
-static __attribute__((noinline)) __m256 careful_column(const qkv_tile_step_args *a, int v, const float *column)
+static __attribute__((noinline)) __m256 careful_column(const qkv_tile_step_args *a, int v,
+                                                       const float *column)
 {
     __m256 acc = _mm256_setzero_ps();
     for (int64_t j = 0; j < a->kv_len; j++) {
@@ -225,6 +249,25 @@ static __attribute__((noinline)) __m256 careful_column(const qkv_tile_step_args 
         acc = _mm256_blendv_ps(acc, sum, visible(a, v, j));
     }
     return acc;
+}
+
+/* One key's part of the sums of some columns. */
+QKV_INLINE void values_key(const qkv_tile_step_args *a, const float *values, int64_t j,
+                           const int columns, const int n_vecs, __m256 acc[WIDE][VECS])
+{
+    const int64_t panel_size = a->values_keys * PANEL;
+    __m256 p[VECS];
+    QKV_UNROLL
+    for (int v = 0; v < n_vecs; v++)
+        p[v] = _mm256_loadu_ps(a->logits + j * TILE + v * LANES);
+    QKV_UNROLL
+    for (int c = 0; c < columns; c++) {
+        const __m256 value =
+            _mm256_broadcast_ss(values + c / PANEL * panel_size + j * PANEL + c % PANEL);
+        QKV_UNROLL
+        for (int v = 0; v < n_vecs; v++)
+            acc[c][v] = _mm256_fmadd_ps(value, p[v], acc[c][v]);
+    }
 }
 
 /* 'panels' panels of columns from column d on. */
@@ -236,26 +279,19 @@ QKV_INLINE void values_block(const qkv_tile_step_args *a, int64_t d, const int p
     QKV_UNROLL
     for (int c = 0; c < columns; c++)
         QKV_UNROLL
-        for (int v = 0; v < n_vecs; v++)
-            acc[c][v] = _mm256_setzero_ps();
+    for (int v = 0; v < n_vecs; v++)
+        acc[c][v] = _mm256_setzero_ps();
 
     const int64_t panel_size = a->values_keys * PANEL;
     const float *values = a->values + d * a->values_keys;
-    const float *weights = a->logits;
-    for (int64_t j = 0; j < a->kv_len; j++, weights += TILE) {
-        __m256 p[VECS];
+    int64_t j = 0;
+    for (; j + 2 <= a->kv_len; j += 2) {
         QKV_UNROLL
-        for (int v = 0; v < n_vecs; v++)
-            p[v] = _mm256_loadu_ps(weights + v * LANES);
-        QKV_UNROLL
-        for (int c = 0; c < columns; c++) {
-            const __m256 value =
-                _mm256_broadcast_ss(values + c / PANEL * panel_size + j * PANEL + c % PANEL);
-            QKV_UNROLL
-            for (int v = 0; v < n_vecs; v++)
-                acc[c][v] = _mm256_fmadd_ps(value, p[v], acc[c][v]);
-        }
+        for (int u = 0; u < 2; u++)
+            values_key(a, values, j + u, columns, n_vecs, acc);
     }
+    for (; j < a->kv_len; j++)
+        values_key(a, values, j, columns, n_vecs, acc);
 
     QKV_UNROLL
     for (int c = 0; c < columns; c++) {

@@ -25,8 +25,7 @@ static __m256 careful_sum(const qkv_weighted_sum_args *a, int64_t row, int64_t d
     for (int64_t j = 0; j < a->kv_len; j++)
         if (weights[j] != 0.0f)
             acc = _mm256_fmadd_ps(_mm256_set1_ps(weights[j]),
-                                  load_part(a->values + j * a->values_stride + d,
-                                            a->value_dim - d),
+                                  load_part(a->values + j * a->values_stride + d, a->value_dim - d),
                                   acc);
     return acc;
 }
@@ -54,8 +53,8 @@ QKV_INLINE void sum_block(const qkv_weighted_sum_args *a, int64_t row, int64_t d
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++)
         QKV_UNROLL
-        for (int v = 0; v < n_vecs; v++)
-            acc[r][v] = _mm256_setzero_ps();
+    for (int v = 0; v < n_vecs; v++)
+        acc[r][v] = _mm256_setzero_ps();
 
     const __m256i mask = tail_mask(tail ? a->value_dim - d : LANES);
     const float *weights = a->weights + row * a->weights_stride;
@@ -64,7 +63,8 @@ QKV_INLINE void sum_block(const qkv_weighted_sum_args *a, int64_t row, int64_t d
         __m256 value[8];
         QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
-            value[v] = tail ? _mm256_maskload_ps(values, mask) : _mm256_loadu_ps(values + v * LANES);
+            value[v] =
+                tail ? _mm256_maskload_ps(values, mask) : _mm256_loadu_ps(values + v * LANES);
         QKV_UNROLL
         for (int r = 0; r < n_rows; r++) {
             const __m256 w = _mm256_broadcast_ss(weights + r * a->weights_stride + j);
@@ -77,8 +77,8 @@ QKV_INLINE void sum_block(const qkv_weighted_sum_args *a, int64_t row, int64_t d
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++)
         QKV_UNROLL
-        for (int v = 0; v < n_vecs; v++)
-            store_sum(a, row + r, d + v * LANES, acc[r][v]);
+    for (int v = 0; v < n_vecs; v++)
+        store_sum(a, row + r, d + v * LANES, acc[r][v]);
 }
 
 void qkv_weighted_sum_f32_avx2(const qkv_weighted_sum_args *a)

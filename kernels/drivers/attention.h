@@ -11,7 +11,7 @@
 
 /* A validated problem: no defaults left open. */
 typedef struct qkv_attention_problem {
-    qkv_view query, key, value, out, lse; /* lse.data NULL: not wanted */
+    qkv_view query, key, value, out, lse;    /* lse.data NULL: not wanted */
     int64_t batch, q_heads, kv_heads, group; /* group: query heads a key/value head */
     int64_t q_len, kv_len, head_dim, value_dim;
     bool causal;
@@ -30,11 +30,11 @@ typedef enum qkv_route { QKV_ROUTE_TILE, QKV_ROUTE_ROW } qkv_route;
 typedef struct qkv_attention_plan {
     const qkv_kernels *kernels;
     qkv_route route;
-    bool general;              /* too large for a tile: right, but not tuned */
-    int64_t rows;              /* group * q_len */
-    int64_t task_rows;         /* query rows a task, a multiple of the tile's */
+    bool general;      /* too large for a tile: right, but not tuned */
+    int64_t rows;      /* group * q_len */
+    int64_t task_rows; /* query rows a task, a multiple of the tile's */
     int64_t tasks_a_head, tasks;
-    size_t worker_bytes;       /* scratch memory a worker, a multiple of its alignment */
+    size_t worker_bytes; /* scratch memory a worker, a multiple of its alignment */
 } qkv_attention_plan;
 
 qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *problem,

@@ -51,8 +51,7 @@ static void pack_panel(const qkv_projection *p, int64_t panel_cols, int64_t colu
         }
     } else {
         for (int64_t k = 0; k < run.depths; k++)
-            memcpy(panel + k * panel_cols,
-                   p->weight + (run.depth + k) * p->weight_stride + column,
+            memcpy(panel + k * panel_cols, p->weight + (run.depth + k) * p->weight_stride + column,
                    (size_t)cols * sizeof *panel);
     }
 }
@@ -73,17 +72,16 @@ static void multiply_run(const qkv_projection *p, const qkv_kernels *k, int64_t 
         const float *x = qkv_view_row(&p->input, batch, 0, i) + run.depth;
         float *y = qkv_view_row(&p->out, batch, head, i) + column;
         for (int64_t c = 0; c < run.columns; c += k->gemm_cols)
-            k->gemm_f32(
-                &(qkv_gemm_args){.x = x,
-                                 .panel = packed + c * run.depths,
-                                 .bias = p->bias ? p->bias + run.column + c : NULL,
-                                 .y = y + c,
-                                 .x_stride = p->input.stride[QKV_AXIS_ROW],
-                                 .y_stride = p->out.stride[QKV_AXIS_ROW],
-                                 .rows = min(ROW_RUN, rows - i),
-                                 .cols = min(k->gemm_cols, run.columns - c),
-                                 .depth = run.depths,
-                                 .accumulate = run.depth > 0});
+            k->gemm_f32(&(qkv_gemm_args){.x = x,
+                                         .panel = packed + c * run.depths,
+                                         .bias = p->bias ? p->bias + run.column + c : NULL,
+                                         .y = y + c,
+                                         .x_stride = p->input.stride[QKV_AXIS_ROW],
+                                         .y_stride = p->out.stride[QKV_AXIS_ROW],
+                                         .rows = min(ROW_RUN, rows - i),
+                                         .cols = min(k->gemm_cols, run.columns - c),
+                                         .depth = run.depths,
+                                         .accumulate = run.depth > 0});
     }
 }
 

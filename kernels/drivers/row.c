@@ -43,15 +43,15 @@ static void row_logits(const qkv_attention_problem *p, const qkv_kernels *k, hea
 }
 
 static void row_block(const qkv_attention_problem *p, const qkv_kernels *k, head_rows rows,
-                      const float *keys, const float *values, int64_t kv_len,
-                      qkv_row_state *states, float *logits, float *out)
+                      const float *keys, const float *values, int64_t kv_len, qkv_row_state *states,
+                      float *logits, float *out)
 {
     row_logits(p, k, rows, keys, kv_len, logits);
 
     float rescale[QKV_ROWS_MAX];
     for (int64_t i = 0; i < rows.count; i++)
-        rescale[i] = k->softmax_step_f32(logits + i * QKV_KEY_BLOCK, kv_len, p->scale_log2,
-                                         &states[i]);
+        rescale[i] =
+            k->softmax_step_f32(logits + i * QKV_KEY_BLOCK, kv_len, p->scale_log2, &states[i]);
 
     k->weighted_sum_f32(&(qkv_weighted_sum_args){.weights = logits,
                                                  .values = values,

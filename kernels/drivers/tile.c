@@ -34,9 +34,12 @@ static int64_t lay_out(tile_scratch *s, float *base, const qkv_kernels *k, int64
 {
     const int64_t value_columns = panels_dim(k, value_dim);
     const int64_t sizes[] = {
-        k->key_block * value_columns, (int64_t)k->key_block * k->tile_rows,
-        task_rows * head_dim,         task_rows * value_columns,
-        task_rows,                    task_rows,
+        k->key_block * value_columns,
+        (int64_t)k->key_block * k->tile_rows,
+        task_rows * head_dim,
+        task_rows * value_columns,
+        task_rows,
+        task_rows,
     };
     float **parts[] = {&s->values, &s->logits, &s->query, &s->out, &s->max, &s->sum};
 

@@ -27,8 +27,7 @@ float qkv_exp2_scalar(float t)
     const int n = qkv_round_scalar(t);
     const float f = t - (float)n;
     const float r =
-        QKV_EXP2_C2 +
-        f * (QKV_EXP2_C3 + f * (QKV_EXP2_C4 + f * (QKV_EXP2_C5 + f * QKV_EXP2_C6)));
+        QKV_EXP2_C2 + f * (QKV_EXP2_C3 + f * (QKV_EXP2_C4 + f * (QKV_EXP2_C5 + f * QKV_EXP2_C6)));
     const double linear = (double)f * (double)QKV_EXP2_C1;
     const double p = 1.0 + (linear + (double)(f * f) * (double)r);
     return qkv_scale2_scalar((float)p, n);

@@ -50,8 +50,7 @@ qkv_row_state qkv_scale_softmax_f32_scalar(const float *scores, float *weights, 
     return (qkv_row_state){.max = max, .sum = sum};
 }
 
-float qkv_softmax_step_f32_scalar(float *scores, int64_t n, float scale_log2,
-                                  qkv_row_state *state)
+float qkv_softmax_step_f32_scalar(float *scores, int64_t n, float scale_log2, qkv_row_state *state)
 {
     float max = state->max;
     for (int64_t j = 0; j < n; j++) {
