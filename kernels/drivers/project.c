@@ -6,10 +6,13 @@
  *         for each run of the depth
  *             pack the weights into panels of gemm_cols columns
  *             for each run of input rows
+ *                 copy the input of the run
  *                 for each panel: one kernel call
  *
- * The panels of a run fit the second-level cache, one panel the first; a
- * run of input rows is small enough to stay beside them.
+ * The panels of a run fit the second-level cache, one panel the first, a run
+ * of input rows stays beside them. Weights and inputs are copied because
+ * their rows often lie a power of two apart: where they are, they would fall
+ * into a few sets of every cache and evict each other.
  */
 #include "project.h"
 
@@ -23,7 +26,7 @@ enum {
 
 int64_t qkv_projection_scratch(void)
 {
-    return DEPTH_RUN * COLUMN_RUN;
+    return DEPTH_RUN * (COLUMN_RUN + ROW_RUN);
 }
 
 static int64_t min(int64_t a, int64_t b)
@@ -37,48 +40,87 @@ typedef struct weight_run {
     int64_t depth, depths;
 } weight_run;
 
-/* panel[k][c] = W[k][column + c], filled up with zeros. */
-static void pack_panel(const qkv_projection *p, int64_t panel_cols, int64_t column, int64_t cols,
-                       weight_run run, float *panel)
+/* Copies one row of a panel. A copy of constant size is a few moves where
+ * one of variable size is a call. */
+static void copy_panel_row(float *panel, const float *weights, int64_t cols)
 {
-    if (cols < panel_cols)
-        memset(panel, 0, (size_t)(run.depths * panel_cols) * sizeof *panel);
-    if (p->weight_out_in) {
-        for (int64_t c = 0; c < cols; c++) {
-            const float *w = p->weight + (column + c) * p->weight_stride + run.depth;
-            for (int64_t k = 0; k < run.depths; k++)
-                panel[k * panel_cols + c] = w[k];
-        }
-    } else {
-        for (int64_t k = 0; k < run.depths; k++)
-            memcpy(panel + k * panel_cols, p->weight + (run.depth + k) * p->weight_stride + column,
-                   (size_t)cols * sizeof *panel);
+    switch (cols) {
+    case 8:
+        memcpy(panel, weights, 8 * sizeof *panel);
+        break;
+    case 16:
+        memcpy(panel, weights, 16 * sizeof *panel);
+        break;
+    case 32:
+        memcpy(panel, weights, 32 * sizeof *panel);
+        break;
+    default:
+        memcpy(panel, weights, (size_t)cols * sizeof *panel);
+        break;
     }
 }
 
+/* Weights stored [in][out]: along each row once, a part to each panel. */
+static void pack_in_out(const qkv_projection *p, int64_t panel_cols, weight_run run, float *packed)
+{
+    for (int64_t k = 0; k < run.depths; k++) {
+        const float *w = p->weight + (run.depth + k) * p->weight_stride + run.column;
+        for (int64_t c = 0; c < run.columns; c += panel_cols)
+            copy_panel_row(packed + c * run.depths + k * panel_cols, w + c,
+                           min(panel_cols, run.columns - c));
+    }
+}
+
+/* Weights stored [out][in]: each row is a column of a panel. */
+static void pack_out_in(const qkv_projection *p, int64_t panel_cols, weight_run run, float *packed)
+{
+    for (int64_t c = 0; c < run.columns; c++) {
+        const float *w = p->weight + (run.column + c) * p->weight_stride + run.depth;
+        float *panel = packed + c / panel_cols * panel_cols * run.depths + c % panel_cols;
+        for (int64_t k = 0; k < run.depths; k++)
+            panel[k * panel_cols] = w[k];
+    }
+}
+
+/* Panels panel[k][c] = W[k][column + c], the last one filled up with zeros. */
 static void pack_run(const qkv_projection *p, int64_t panel_cols, weight_run run, float *packed)
 {
-    for (int64_t c = 0; c < run.columns; c += panel_cols)
-        pack_panel(p, panel_cols, run.column + c, min(panel_cols, run.columns - c), run,
-                   packed + c * run.depths);
+    const int64_t rest = run.columns % panel_cols;
+    if (rest > 0)
+        memset(packed + (run.columns - rest) * run.depths, 0,
+               (size_t)(run.depths * panel_cols) * sizeof *packed);
+    if (p->weight_out_in)
+        pack_out_in(p, panel_cols, run, packed);
+    else
+        pack_in_out(p, panel_cols, run, packed);
+}
+
+/* The run's part of some input rows, [rows][depths]. */
+static void copy_input(const qkv_projection *p, int64_t batch, int64_t row, int64_t rows,
+                       weight_run run, float *copy)
+{
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(copy + i * run.depths, qkv_view_row(&p->input, batch, 0, row + i) + run.depth,
+               (size_t)run.depths * sizeof *copy);
 }
 
 static void multiply_run(const qkv_projection *p, const qkv_kernels *k, int64_t batch,
-                         weight_run run, const float *packed)
+                         weight_run run, const float *packed, float *input)
 {
     const int64_t head = run.column / p->out.dim, column = run.column % p->out.dim;
     const int64_t rows = p->input.count[QKV_AXIS_ROW];
     for (int64_t i = 0; i < rows; i += ROW_RUN) {
-        const float *x = qkv_view_row(&p->input, batch, 0, i) + run.depth;
+        const int64_t here = min(ROW_RUN, rows - i);
+        copy_input(p, batch, i, here, run, input);
         float *y = qkv_view_row(&p->out, batch, head, i) + column;
         for (int64_t c = 0; c < run.columns; c += k->gemm_cols)
-            k->gemm_f32(&(qkv_gemm_args){.x = x,
+            k->gemm_f32(&(qkv_gemm_args){.x = input,
                                          .panel = packed + c * run.depths,
                                          .bias = p->bias ? p->bias + run.column + c : NULL,
                                          .y = y + c,
-                                         .x_stride = p->input.stride[QKV_AXIS_ROW],
+                                         .x_stride = run.depths,
                                          .y_stride = p->out.stride[QKV_AXIS_ROW],
-                                         .rows = min(ROW_RUN, rows - i),
+                                         .rows = here,
                                          .cols = min(k->gemm_cols, run.columns - c),
                                          .depth = run.depths,
                                          .accumulate = run.depth > 0});
@@ -128,7 +170,7 @@ void qkv_run_projection(const qkv_projection *projection, const qkv_kernels *k, 
             run.depths = min(DEPTH_RUN, depth - run.depth);
             pack_run(&p, k->gemm_cols, run, scratch);
             for (int64_t b = 0; b < p.input.count[QKV_AXIS_BATCH]; b++)
-                multiply_run(&p, k, b, run, scratch);
+                multiply_run(&p, k, b, run, scratch, scratch + DEPTH_RUN * COLUMN_RUN);
         }
     }
 }
