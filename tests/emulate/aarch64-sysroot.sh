@@ -27,8 +27,8 @@
 set -eu
 
 # A change to what goes into the sysroot must change this, to refresh old ones.
-version=1
-target_packages='libcriterion-dev'
+version=2
+target_packages='libcriterion-dev libsimde-dev'
 triplet=aarch64-linux-gnu
 qemu=/usr/bin/qemu-aarch64-static
 binfmt=/proc/sys/fs/binfmt_misc
