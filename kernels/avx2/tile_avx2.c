@@ -65,8 +65,9 @@ void qkv_tile_store_f32_avx2(const float *out, const float *sum, int64_t n_rows,
         const int64_t here = n_rows - i < LANES ? n_rows - i : LANES;
         __m256 total = load_tail(sum + i, here);
         const __m256 some = _mm256_cmp_ps(total, zero, _CMP_NEQ_UQ);
-        /* No division by 0, which would raise the caller's exception flags. */
-        total = _mm256_blendv_ps(_mm256_set1_ps(1.0f), total, some);
+        /* No division by 0, which would raise the caller's exception flags. Not a
+         * blend: clang knows that only 'some' lanes matter and drops it. */
+        total = _mm256_or_ps(total, _mm256_andnot_ps(some, _mm256_set1_ps(1.0f)));
         for (int64_t d = 0; d < value_dim; d += LANES) {
             const int64_t dims = value_dim - d < LANES ? value_dim - d : LANES;
             __m256 block[LANES];
