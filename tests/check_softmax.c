@@ -22,7 +22,7 @@ static void check_sum(const float *weights, int64_t n)
 
 static void check_state(const float *scores, int64_t n, float scale, qkv_row_state state)
 {
-    double max = -INFINITY, sum = 0, largest = 0;
+    double max = -HUGE_VAL, sum = 0, largest = 0;
     for (int64_t j = 0; j < n; j++) {
         const double s = (double)scores[j] * (double)scale;
         max = s > max ? s : max;

@@ -16,10 +16,22 @@
 
 /* ---------------------------------------------------------------- effort */
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#endif
+#ifndef SANITIZED
+#define SANITIZED 0
+#endif
+
 bool effort_is_full(void)
 {
     const char *effort = getenv("QKV_TEST_EFFORT");
-    return !effort || strcmp(effort, "quick") != 0;
+    return effort && *effort ? strcmp(effort, "quick") != 0 : !SANITIZED;
 }
 
 int64_t effort_cases(int64_t full)

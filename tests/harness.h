@@ -19,7 +19,8 @@
 
 /*
  * QKV_TEST_EFFORT=quick thins random shapes and exhaustive walks, for
- * emulators and sanitizers; anything else, or nothing, is the full suite.
+ * emulators; "full" is the full suite. Without it the suite is full, unless
+ * it is compiled with a sanitizer.
  */
 bool effort_is_full(void);
 

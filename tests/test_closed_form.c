@@ -10,6 +10,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Runs on every ISA and hands each result to 'check'. */
@@ -80,6 +81,7 @@ Test(closed_form, leftovers_have_no_weight)
             cr_assert_eq(qkv_attention(&p.desc, scratch, bytes), QKV_OK);
             context("%s", qkv_isa_name());
             all_ones(&p);
+            free(scratch);
             tally(isa, 1);
         }
     }

@@ -125,6 +125,7 @@ Test(layer, project_defaults)
         y = 5.0f;
         cr_assert_eq(qkv_project(&none, scratch, bytes), QKV_OK);
         cr_assert(y == 5.0f);
+        free(scratch);
         tally(isa, 2);
     }
 }
@@ -348,7 +349,9 @@ Test(layer, empty_sequence)
         size_t bytes = 1;
         canary_fill(y, 4);
         cr_assert_eq(qkv_self_attention_scratch_size(&d, &bytes), QKV_OK);
-        cr_assert_eq(qkv_self_attention(&d, scratch_alloc(bytes), bytes), QKV_OK);
+        void *scratch = scratch_alloc(bytes);
+        cr_assert_eq(qkv_self_attention(&d, scratch, bytes), QKV_OK);
+        free(scratch);
         cr_assert(canary_intact(y, 4));
         tally(isa, 1);
     }
@@ -604,6 +607,15 @@ static void check_model_weights(const char *input, double recorded_error)
         }
         tally(isa, 1);
     }
+    for (int i = 0; i < 2; i++) {
+        npy_free(&w[i]);
+        npy_free(&b[i]);
+        free(exact[i]);
+        free(error[i]);
+    }
+    npy_free(&x);
+    npy_free(&recorded);
+    free(inputs);
 }
 
 Test(recorded, model_weights)
