@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * SIMDe in place of the instructions, and what it lacks. For tests only: it
+ * shows on any x86-64 with AVX2 and FMA that the kernels compute the right
+ * thing, not how fast, and its rounding is the hardware's only where it maps
+ * to AVX2 or to the functions below.
+ *
+ * SIMDe 0.7 has no masked load and store, vreduceps, vmin/max with masks,
+ * nor vcvtps2pd of 512 bits; its masked loads in 0.8 read all lanes, and its
+ * vscalefps flushes denormals. These are written out here, lane by lane.
+ */
+#ifndef QKV_SIMDE_AVX512_H
+#define QKV_SIMDE_AVX512_H
+
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+#include <simde/x86/fma.h>
+
+#include <math.h>
+
+static inline __m512 simde_qkv_maskz_loadu_ps(__mmask16 mask, const void *p)
+{
+    float lanes[16] = {0};
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1)
+            lanes[i] = ((const float *)p)[i];
+    return simde_mm512_loadu_ps(lanes);
+}
+
+static inline void simde_qkv_mask_storeu_ps(void *p, __mmask16 mask, __m512 x)
+{
+    float lanes[16];
+    simde_mm512_storeu_ps(lanes, x);
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1)
+            ((float *)p)[i] = lanes[i];
+}
+
+static inline void simde_qkv_mask_storeu4_ps(void *p, __mmask8 mask, __m128 x)
+{
+    float lanes[4];
+    simde_mm_storeu_ps(lanes, x);
+    for (int i = 0; i < 4; i++)
+        if (mask >> i & 1)
+            ((float *)p)[i] = lanes[i];
+}
+
+/* x minus the nearest integer; +0 for an infinity. Only the control 8 is used. */
+static inline __m512 simde_qkv_reduce_ps(__m512 x)
+{
+    float lanes[16];
+    simde_mm512_storeu_ps(lanes, x);
+    for (int i = 0; i < 16; i++)
+        lanes[i] = isinf(lanes[i]) ? 0.0f : lanes[i] - rintf(lanes[i]);
+    return simde_mm512_loadu_ps(lanes);
+}
+
+/* x * 2^floor(n), rounded once. */
+static inline __m512 simde_qkv_scalef_ps(__m512 x, __m512 n)
+{
+    float lanes[16], exponents[16];
+    simde_mm512_storeu_ps(lanes, x);
+    simde_mm512_storeu_ps(exponents, n);
+    for (int i = 0; i < 16; i++) {
+        const float e = exponents[i];
+        if (e != e)
+            lanes[i] = e;
+        else
+            lanes[i] = ldexpf(lanes[i], e < -400.0f ? -400 : e > 400.0f ? 400 : (int)floorf(e));
+    }
+    return simde_mm512_loadu_ps(lanes);
+}
+
+static inline __m512d simde_qkv_cvtps_pd(__m256 x)
+{
+    float lanes[8];
+    double wide[8];
+    simde_mm256_storeu_ps(lanes, x);
+    for (int i = 0; i < 8; i++)
+        wide[i] = (double)lanes[i];
+    return simde_mm512_loadu_pd(wide);
+}
+
+#undef _mm512_maskz_loadu_ps
+#undef _mm512_mask_storeu_ps
+#undef _mm_mask_storeu_ps
+#undef _mm512_reduce_ps
+#undef _mm512_scalef_ps
+#undef _mm512_cvtps_pd
+#undef _mm512_shuffle_f32x4
+#define _mm512_maskz_loadu_ps(mask, p) simde_qkv_maskz_loadu_ps(mask, p)
+#define _mm512_mask_storeu_ps(p, mask, x) simde_qkv_mask_storeu_ps(p, mask, x)
+#define _mm_mask_storeu_ps(p, mask, x) simde_qkv_mask_storeu4_ps(p, mask, x)
+#define _mm512_reduce_ps(x, control) simde_qkv_reduce_ps(x)
+#define _mm512_scalef_ps(x, n) simde_qkv_scalef_ps(x, n)
+#define _mm512_cvtps_pd(x) simde_qkv_cvtps_pd(x)
+#define _mm512_shuffle_f32x4(a, b, imm) simde_mm512_shuffle_f32x4(a, b, imm) /* no alias in 0.7 */
+
+#endif
