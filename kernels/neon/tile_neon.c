@@ -88,7 +88,14 @@ static void store_four_rows(const float *out, float32x4_t sum, int64_t count, in
 {
     const uint32x4_t empty = vceqq_f32(sum, vdupq_n_f32(0.0f));
     const float32x4_t one = vdupq_n_f32(1.0f);
-    const float32x4_t factor = vdivq_f32(one, vbslq_f32(empty, one, sum));
+    /*
+     * No division by 0, which would raise the caller's exception flags: 1 is
+     * or-ed into an empty row's sum. Not a select: clang knows that only the
+     * other lanes matter in the end, and drops it.
+     */
+    const uint32x4_t instead = vandq_u32(empty, vreinterpretq_u32_f32(one));
+    const float32x4_t factor =
+        vdivq_f32(one, vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(sum), instead)));
 
     for (int64_t d = 0; d < value_dim; d += 4) {
         const int64_t left = value_dim - d < 4 ? value_dim - d : 4;
