@@ -7,10 +7,7 @@
 #define QKV_ISA_AVX2_H
 
 #ifdef QKV_SIMDE /* the same kernels on a foreign host, for tests */
-#define SIMDE_ENABLE_NATIVE_ALIASES
-#include <simde/x86/avx2.h>
-#include <simde/x86/f16c.h>
-#include <simde/x86/fma.h>
+#include "simde_avx2.h"
 #else
 #if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__)
 #error "this file is compiled with -mavx2 -mfma -mf16c, and only this folder's files are"
