@@ -52,8 +52,11 @@ static void check_position(const test_isa *isa, const qkv_dot_args *a, int place
             float *key = guarded(SLOT_ONE, a->head_dim, 1 + (place + 3) % (PLACES - 1));
             for (int64_t d = 0; d < a->head_dim; d++)
                 key[d] = a->keys[j * a->keys_stride + d];
-            const qkv_dot_args one = {.queries = a->queries + i * a->queries_stride, .keys = key,
-                                      .scores = &score, .rows = 1, .kv_len = 1,
+            const qkv_dot_args one = {.queries = a->queries + i * a->queries_stride,
+                                      .keys = key,
+                                      .scores = &score,
+                                      .rows = 1,
+                                      .kv_len = 1,
                                       .head_dim = a->head_dim};
             isa->table->dot_f32(&one);
             if (bits_of(score) != bits_of(a->scores[i * a->scores_stride + j]))
@@ -68,9 +71,13 @@ static void check_case(const test_isa *isa, rng *r, dot_case c, fill_fn *fill, b
             "accumulate %d",
             isa->name, (long long)c.rows, (long long)c.keys, (long long)c.dim, (long long)c.q_pad,
             (long long)c.k_pad, (long long)c.s_pad, c.place, c.accumulate);
-    qkv_dot_args a = {.queries_stride = c.dim + c.q_pad, .keys_stride = c.dim + c.k_pad,
-                      .scores_stride = c.keys + c.s_pad, .rows = c.rows, .kv_len = c.keys,
-                      .head_dim = c.dim, .accumulate = c.accumulate};
+    qkv_dot_args a = {.queries_stride = c.dim + c.q_pad,
+                      .keys_stride = c.dim + c.k_pad,
+                      .scores_stride = c.keys + c.s_pad,
+                      .rows = c.rows,
+                      .kv_len = c.keys,
+                      .head_dim = c.dim,
+                      .accumulate = c.accumulate};
     const int64_t scores_extent = extent(c.rows, a.scores_stride, c.keys);
     float *queries = guarded(SLOT_Q, extent(c.rows, a.queries_stride, c.dim), c.place);
     float *keys = guarded(SLOT_K, extent(c.keys, a.keys_stride, c.dim),
@@ -126,8 +133,8 @@ static void check_tails(const test_isa *isa)
         float *query = guarded(SLOT_Q, n, PLACE_AT_END);
         float *key = guarded(SLOT_K, n, PLACE_AT_END);
         float score;
-        qkv_dot_args a = {.queries = query, .keys = key, .scores = &score, .rows = 1, .kv_len = 1,
-                          .head_dim = n};
+        qkv_dot_args a = {
+            .queries = query, .keys = key, .scores = &score, .rows = 1, .kv_len = 1, .head_dim = n};
         for (int64_t d = 0; d < n; d++)
             query[d] = key[d] = 1.0f;
         isa->table->dot_f32(&a);
@@ -162,9 +169,14 @@ static void check_special(const test_isa *isa)
                 k[i] = 2.0f;
             q[3 * DIM + at] = specials[s];
             k[7 * DIM + at] = -specials[s];
-            const qkv_dot_args a = {.queries = q, .keys = k, .scores = scores,
-                                    .queries_stride = DIM, .keys_stride = DIM,
-                                    .scores_stride = KEYS, .rows = ROWS, .kv_len = KEYS,
+            const qkv_dot_args a = {.queries = q,
+                                    .keys = k,
+                                    .scores = scores,
+                                    .queries_stride = DIM,
+                                    .keys_stride = DIM,
+                                    .scores_stride = KEYS,
+                                    .rows = ROWS,
+                                    .kv_len = KEYS,
                                     .head_dim = DIM};
             isa->table->dot_f32(&a);
             for (int i = 0; i < ROWS; i++) {
@@ -188,9 +200,13 @@ void check_dot_f32(const test_isa *isa)
         for (int place = 0; place < PLACES; place++) {
             if (place > 1 && !effort_takes(dim * 5 + place))
                 continue;
-            dot_case c = {.rows = rng_int(&r, 1, 6), .keys = rng_int(&r, 1, 9), .dim = dim,
-                          .q_pad = rng_int(&r, 0, 3), .k_pad = rng_int(&r, 0, 3),
-                          .s_pad = rng_int(&r, 0, 3), .place = place};
+            dot_case c = {.rows = rng_int(&r, 1, 6),
+                          .keys = rng_int(&r, 1, 9),
+                          .dim = dim,
+                          .q_pad = rng_int(&r, 0, 3),
+                          .k_pad = rng_int(&r, 0, 3),
+                          .s_pad = rng_int(&r, 0, 3),
+                          .place = place};
             check_case(isa, &r, c, normal, true);
             c.accumulate = true;
             check_case(isa, &r, c, normal, false);
@@ -198,9 +214,12 @@ void check_dot_f32(const test_isa *isa)
     }
     for (int64_t i = effort_cases(300); i > 0; i--) {
         fill_fn *const fills[] = {normal, normal, denormal, large};
-        dot_case c = {.rows = rng_int(&r, 0, 20), .keys = rng_int(&r, 0, 70),
-                      .dim = rng_int(&r, 0, 300), .q_pad = rng_int(&r, 0, 9),
-                      .k_pad = rng_int(&r, 0, 9), .s_pad = rng_int(&r, 0, 9),
+        dot_case c = {.rows = rng_int(&r, 0, 20),
+                      .keys = rng_int(&r, 0, 70),
+                      .dim = rng_int(&r, 0, 300),
+                      .q_pad = rng_int(&r, 0, 9),
+                      .k_pad = rng_int(&r, 0, 9),
+                      .s_pad = rng_int(&r, 0, 9),
                       .place = (int)rng_int(&r, 0, PLACES - 1),
                       .accumulate = rng_int(&r, 0, 1)};
         if (i % 8 == 0)
@@ -218,8 +237,8 @@ void check_dot_f32(const test_isa *isa)
         float q[300], k[300], score;
         integers(&r, q, dim);
         integers(&r, k, dim);
-        const qkv_dot_args a = {.queries = q, .keys = k, .scores = &score, .rows = 1, .kv_len = 1,
-                                .head_dim = dim};
+        const qkv_dot_args a = {
+            .queries = q, .keys = k, .scores = &score, .rows = 1, .kv_len = 1, .head_dim = dim};
         isa->table->dot_f32(&a);
         const double want = oracle_dot(q, k, dim, NULL, NULL);
         context("dot_f32 on %s: integers, n %lld", isa->name, (long long)dim);

@@ -59,9 +59,9 @@ static void check_length(const test_isa *isa, exp_fn *fn, rng *r, int64_t n, int
 /* A special value at each place of a vector, ordinary numbers around it. */
 static void check_special(const test_isa *isa, exp_fn *fn)
 {
-    const float special[] = {0.0f,      -0.0f,     -INFINITY,  -FLT_MAX,   -1e30f,
-                             -104.0f,   -151.0f,   -1e-40f,    -FLT_MIN,   NAN,
-                             -0x1p-149f, -0x1p23f, -0x1p31f,   -0x1p32f,   -2147483520.0f};
+    const float special[] = {0.0f,       -0.0f,    -INFINITY, -FLT_MAX, -1e30f,
+                             -104.0f,    -151.0f,  -1e-40f,   -FLT_MIN, NAN,
+                             -0x1p-149f, -0x1p23f, -0x1p31f,  -0x1p32f, -2147483520.0f};
     const float wanted[] = {1, 1, 0, 0, 0, 0, 0, 1, 1, NAN, 1, 0, 0, 0, 0};
     for (size_t s = 0; s < sizeof special / sizeof *special; s++) {
         for (int64_t at = 0; at < 35; at++) {

@@ -29,9 +29,8 @@ static void want_rows(const qkv_gemm_args *a, int64_t panel_cols, double *want, 
                 absolute += fabs(product);
             }
             want[i * a->cols + c] = before + sum;
-            bound[i * a->cols + c] =
-                (double)(a->depth + 2) * ORACLE_U * (absolute + fabs(before)) +
-                (double)a->depth * 0x1p-150;
+            bound[i * a->cols + c] = (double)(a->depth + 2) * ORACLE_U * (absolute + fabs(before)) +
+                                     (double)a->depth * 0x1p-150;
         }
     }
 }
@@ -57,8 +56,12 @@ static void check_case(const test_isa *isa, rng *r, gemm_case c)
             isa->name, (long long)c.rows, (long long)c.cols, (long long)c.depth, (long long)c.pad,
             c.place, c.bias, c.accumulate);
     const int64_t panel_cols = isa->table->gemm_cols;
-    qkv_gemm_args a = {.x_stride = c.depth + c.pad, .y_stride = c.cols + c.pad, .rows = c.rows,
-                       .cols = c.cols, .depth = c.depth, .accumulate = c.accumulate};
+    qkv_gemm_args a = {.x_stride = c.depth + c.pad,
+                       .y_stride = c.cols + c.pad,
+                       .rows = c.rows,
+                       .cols = c.cols,
+                       .depth = c.depth,
+                       .accumulate = c.accumulate};
     float *x = guarded(SLOT_X, (c.rows - 1) * a.x_stride + c.depth, c.place);
     float *panel = guarded(SLOT_PANEL, c.depth * panel_cols, c.place % 2);
     float *bias = guarded(SLOT_BIAS, c.cols, c.place);
@@ -115,13 +118,18 @@ static void check_special(const test_isa *isa)
         const int64_t bad_col = at % cols;
         x[at] = NAN;
         panel[at % depth * cols + bad_col] = INFINITY;
-        const qkv_gemm_args a = {.x = x, .panel = panel, .y = y, .x_stride = depth,
-                                 .y_stride = cols, .rows = rows, .cols = cols, .depth = depth};
+        const qkv_gemm_args a = {.x = x,
+                                 .panel = panel,
+                                 .y = y,
+                                 .x_stride = depth,
+                                 .y_stride = cols,
+                                 .rows = rows,
+                                 .cols = cols,
+                                 .depth = depth};
         isa->table->gemm_f32(&a);
         for (int64_t i = 0; i < rows; i++) {
             for (int64_t c = 0; c < cols; c++) {
-                const float want =
-                    i == at / depth ? NAN : c == bad_col ? INFINITY : (float)depth;
+                const float want = i == at / depth ? NAN : c == bad_col ? INFINITY : (float)depth;
                 expect_same_values("y", &y[i * cols + c], &want, 1);
             }
         }
@@ -137,22 +145,32 @@ void check_gemm_f32(const test_isa *isa)
         for (int64_t rows = 1; rows <= 35; rows++)
             if (effort_takes(rows + cols))
                 check_case(isa, &r,
-                           (gemm_case){.rows = rows, .cols = cols, .depth = rng_int(&r, 1, 20),
+                           (gemm_case){.rows = rows,
+                                       .cols = cols,
+                                       .depth = rng_int(&r, 1, 20),
                                        .pad = rng_int(&r, 0, 3),
-                                       .place = (int)((rows + cols) % PLACES), .bias = rows % 2,
-                                       .accumulate = cols % 3 == 0, .integers = rows % 5 == 0});
+                                       .place = (int)((rows + cols) % PLACES),
+                                       .bias = rows % 2,
+                                       .accumulate = cols % 3 == 0,
+                                       .integers = rows % 5 == 0});
     for (int64_t depth = 1; depth <= LENGTHS; depth++)
         check_case(isa, &r,
-                   (gemm_case){.rows = rng_int(&r, 1, 13), .cols = rng_int(&r, 1, panel_cols),
-                               .depth = depth, .place = (int)(depth % PLACES),
-                               .bias = depth % 2, .accumulate = depth % 3 == 0,
+                   (gemm_case){.rows = rng_int(&r, 1, 13),
+                               .cols = rng_int(&r, 1, panel_cols),
+                               .depth = depth,
+                               .place = (int)(depth % PLACES),
+                               .bias = depth % 2,
+                               .accumulate = depth % 3 == 0,
                                .integers = depth % 7 == 0});
     for (int64_t i = effort_cases(200); i > 0; i--)
         check_case(isa, &r,
-                   (gemm_case){.rows = rng_int(&r, 1, 60), .cols = rng_int(&r, 1, panel_cols),
+                   (gemm_case){.rows = rng_int(&r, 1, 60),
+                               .cols = rng_int(&r, 1, panel_cols),
                                .depth = rng_int(&r, 1, i % 16 ? 500 : QKV_DOT_BLOCK),
-                               .pad = rng_int(&r, 0, 9), .place = (int)rng_int(&r, 0, PLACES - 1),
-                               .bias = rng_int(&r, 0, 1), .accumulate = rng_int(&r, 0, 1),
+                               .pad = rng_int(&r, 0, 9),
+                               .place = (int)rng_int(&r, 0, PLACES - 1),
+                               .bias = rng_int(&r, 0, 1),
+                               .accumulate = rng_int(&r, 0, 1),
                                .integers = i % 9 == 0});
     check_special(isa);
 }

@@ -165,7 +165,8 @@ void check_scale_softmax_f32(const test_isa *isa)
             check_small_behind_large(isa, &r, n, large);
 
     check_masked(isa);
-    const float odd[] = {NAN, INFINITY, -INFINITY, 1e30f, -1e30f, FLT_MAX, -FLT_MAX, 88.0f, -104.0f};
+    const float odd[] = {NAN,     INFINITY, -INFINITY, 1e30f,  -1e30f,
+                         FLT_MAX, -FLT_MAX, 88.0f,     -104.0f};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++)
         for (int64_t n = 1; n <= 64; n += 9)
             if (!(odd[i] == -INFINITY && n == 1))

@@ -76,7 +76,8 @@ static void check_pack(const test_isa *isa, rng *r, int64_t keys, int64_t dim, i
     const int64_t panel = isa->table->value_panel, panels = (dim + panel - 1) / panel;
     const int64_t stride = dim + pad;
     float *values = guarded(SLOT_VALUES, (keys - 1) * stride + dim, place);
-    float *packed = guarded(SLOT_PACKED, panels * keys * panel, place ? PLACE_AT_START : PLACE_AT_END);
+    float *packed =
+        guarded(SLOT_PACKED, panels * keys * panel, place ? PLACE_AT_START : PLACE_AT_END);
     for (int64_t j = 0; j < keys; j++)
         fill_normal(r, values + j * stride, dim, 1.0f);
     values[(keys - 1) * stride + dim - 1] = float_of(0x7fa01234);
@@ -132,9 +133,9 @@ static void check_store(const test_isa *isa, rng *r, int64_t n_rows, int64_t dim
         for (int64_t d = 0; d < dim; d++) {
             const double exact = (double)out[d * tile_rows + i] / (double)sum[i];
             if (sum[i] == 0.0f ? rows[i][d] != 0.0f
-                : isnan(exact) ? !isnan(rows[i][d])
-                               : !(fabs((double)rows[i][d] - exact) <=
-                                   2 * ORACLE_U * fabs(exact) + 0x1p-149))
+                : isnan(exact)
+                    ? !isnan(rows[i][d])
+                    : !(fabs((double)rows[i][d] - exact) <= 2 * ORACLE_U * fabs(exact) + 0x1p-149))
                 fail_with("row %lld, column %lld is %.9g, expected %.17g", (long long)i,
                           (long long)d, (double)rows[i][d], sum[i] == 0.0f ? 0.0 : exact);
         }
@@ -225,13 +226,21 @@ static void take_buffers(tile_buffers *t, const qkv_kernels *k, const step_case 
     t->begin = guarded_bytes(SLOT_BEGIN, (size_t)rows * sizeof *t->begin, PLACE_AT_END);
     t->end = guarded_bytes(SLOT_END, (size_t)rows * sizeof *t->end, PLACE_AT_END);
     t->args = (qkv_tile_step_args){
-        .query = t->query, .keys = t->keys, .values = t->packed,
+        .query = t->query,
+        .keys = t->keys,
+        .values = t->packed,
         .logits = guarded(SLOT_LOGITS, (int64_t)k->key_block * rows, tile_place),
         .out = guarded(SLOT_OUT, t->columns * rows, tile_place),
-        .max = guarded(SLOT_MAX, rows, tile_place), .sum = guarded(SLOT_SUM, rows, tile_place),
-        .begin = c->ragged ? t->begin : NULL, .end = c->ragged ? t->end : NULL,
-        .keys_stride = keys_stride, .values_keys = c->values_keys, .n_rows = c->n_rows,
-        .kv_len = c->keys, .head_dim = c->head_dim, .value_dim = c->value_dim,
+        .max = guarded(SLOT_MAX, rows, tile_place),
+        .sum = guarded(SLOT_SUM, rows, tile_place),
+        .begin = c->ragged ? t->begin : NULL,
+        .end = c->ragged ? t->end : NULL,
+        .keys_stride = keys_stride,
+        .values_keys = c->values_keys,
+        .n_rows = c->n_rows,
+        .kv_len = c->keys,
+        .head_dim = c->head_dim,
+        .value_dim = c->value_dim,
         .scale_log2 = c->scale_log2,
     };
 }
@@ -282,8 +291,8 @@ static void judge_logits(const tile_buffers *t, int64_t i, double old_max, doubl
     for (int64_t j = v->from; j < v->to; j++) {
         double dot = 0, absolute = 0;
         for (int64_t d = 0; d < a->head_dim; d++) {
-            const double product = (double)t->query[d * t->tile_rows + i] *
-                                   (double)t->keys[j * a->keys_stride + d];
+            const double product =
+                (double)t->query[d * t->tile_rows + i] * (double)t->keys[j * a->keys_stride + d];
             dot += product;
             absolute += fabs(product);
         }
@@ -325,8 +334,8 @@ static void judge_out(const tile_buffers *t, const step_case *c, const row_verdi
     for (int64_t j = v->from; j < v->to; j++) {
         const double value = (double)t->values[j * (c->value_dim + c->pad) + d];
         out += v->p[j] * value;
-        error += fabs(value) * (v->p_error[j] + (double)(c->keys + 3) * ORACLE_U * v->p[j]) +
-                 0x1p-150;
+        error +=
+            fabs(value) * (v->p_error[j] + (double)(c->keys + 3) * ORACLE_U * v->p[j]) + 0x1p-150;
     }
     error += ORACLE_U * fabs(out);
     if (!(fabs((double)got - out) <= error))
@@ -469,8 +478,11 @@ static void check_nan_rows(const test_isa *isa, rng *r)
             t.end[k] = k == row ? (int32_t)key + 1 : (int32_t)c.keys;
         }
         context("tile_step_f32 on %s: NaN in a %s, rows %lld, row %lld, keys %lld, key %lld",
-                isa->name, in_value ? "value" : in_key ? "key" : "query", (long long)c.n_rows,
-                (long long)row, (long long)c.keys, (long long)key);
+                isa->name,
+                in_value ? "value"
+                : in_key ? "key"
+                         : "query",
+                (long long)c.n_rows, (long long)row, (long long)c.keys, (long long)key);
         const int64_t column = rng_int(r, 0, c.value_dim - 1);
         if (in_value)
             t.values[key * (c.value_dim + c.pad) + column] = NAN;
@@ -513,8 +525,8 @@ static void check_unseen_blocks(const test_isa *isa, rng *r)
         isa->table->tile_step_f32(&t.args);
         for (int64_t i = 0; i < t.tile_rows; i++) {
             if (t.args.max[i] != -FLT_MAX || t.args.sum[i] != 0.0f)
-                fail_with("row %lld has the state %.9g, %.9g", (long long)i,
-                          (double)t.args.max[i], (double)t.args.sum[i]);
+                fail_with("row %lld has the state %.9g, %.9g", (long long)i, (double)t.args.max[i],
+                          (double)t.args.sum[i]);
             for (int64_t d = 0; d < c.value_dim; d++)
                 if (t.args.out[d * t.tile_rows + i] != 0.0f)
                     fail_with("row %lld has an output", (long long)i);

@@ -65,8 +65,11 @@ static void check_case(const test_isa *isa, rng *r, sum_case c)
             c.place, c.rescale, c.skip_zero, c.values_stride_0 ? "0" : "set");
     qkv_weighted_sum_args a = {.weights_stride = c.keys + c.pad,
                                .values_stride = c.values_stride_0 ? 0 : c.dim + c.pad,
-                               .out_stride = c.dim + c.pad, .rows = c.rows, .kv_len = c.keys,
-                               .value_dim = c.dim, .skip_zero = c.skip_zero};
+                               .out_stride = c.dim + c.pad,
+                               .rows = c.rows,
+                               .kv_len = c.keys,
+                               .value_dim = c.dim,
+                               .skip_zero = c.skip_zero};
     float *weights =
         guarded(SLOT_W, c.keys ? (c.rows - 1) * a.weights_stride + c.keys : 0, c.place);
     float *values = guarded(SLOT_V, c.keys ? (c.keys - 1) * a.values_stride + c.dim : 0,
@@ -122,10 +125,16 @@ static void check_special(const test_isa *isa)
             for (int i = 0; i < ROWS; i++)
                 w[i * KEYS + key] = i == seeing ? 0.5f : i % 2 ? -0.0f : 0.0f;
             v[key * DIM + at] = specials[s];
-            const qkv_weighted_sum_args a = {.weights = w, .values = v, .out = out,
-                                             .weights_stride = KEYS, .values_stride = DIM,
-                                             .out_stride = DIM, .rows = ROWS, .kv_len = KEYS,
-                                             .value_dim = DIM, .skip_zero = true};
+            const qkv_weighted_sum_args a = {.weights = w,
+                                             .values = v,
+                                             .out = out,
+                                             .weights_stride = KEYS,
+                                             .values_stride = DIM,
+                                             .out_stride = DIM,
+                                             .rows = ROWS,
+                                             .kv_len = KEYS,
+                                             .value_dim = DIM,
+                                             .skip_zero = true};
             isa->table->weighted_sum_f32(&a);
             for (int i = 0; i < ROWS; i++) {
                 for (int64_t d = 0; d < DIM; d++) {
@@ -153,8 +162,12 @@ static void check_one_hot(const test_isa *isa, rng *r)
             float *out = guarded(SLOT_O, dim, PLACE_AT_END);
             for (int64_t j = 0; j < keys; j++)
                 w[j] = j == hot ? 1.0f : 0.0f;
-            const qkv_weighted_sum_args a = {.weights = w, .values = v, .out = out,
-                                             .values_stride = dim, .rows = 1, .kv_len = keys,
+            const qkv_weighted_sum_args a = {.weights = w,
+                                             .values = v,
+                                             .out = out,
+                                             .values_stride = dim,
+                                             .rows = 1,
+                                             .kv_len = keys,
                                              .value_dim = dim};
             isa->table->weighted_sum_f32(&a);
             expect_same_values("out", out, v + hot * dim, dim);
@@ -172,8 +185,11 @@ void check_weighted_sum_f32(const test_isa *isa)
                 continue;
             check_case(isa, &r,
                        (sum_case){.rows = 1 + (dim + place) % QKV_ROWS_MAX,
-                                  .keys = rng_int(&r, 0, 9), .dim = dim, .pad = rng_int(&r, 0, 3),
-                                  .place = place, .rescale = place % 3 == 0,
+                                  .keys = rng_int(&r, 0, 9),
+                                  .dim = dim,
+                                  .pad = rng_int(&r, 0, 3),
+                                  .place = place,
+                                  .rescale = place % 3 == 0,
                                   .skip_zero = place % 2});
         }
     }
@@ -181,15 +197,21 @@ void check_weighted_sum_f32(const test_isa *isa)
         for (int64_t rows = 1; rows <= QKV_ROWS_MAX; rows++)
             if (effort_takes(keys + rows))
                 check_case(isa, &r,
-                           (sum_case){.rows = rows, .keys = keys, .dim = rng_int(&r, 1, 40),
+                           (sum_case){.rows = rows,
+                                      .keys = keys,
+                                      .dim = rng_int(&r, 1, 40),
                                       .place = (int)rng_int(&r, 0, PLACES - 1),
-                                      .rescale = rows % 2, .skip_zero = keys % 2});
+                                      .rescale = rows % 2,
+                                      .skip_zero = keys % 2});
     for (int64_t i = effort_cases(300); i > 0; i--)
         check_case(isa, &r,
                    (sum_case){.rows = rng_int(&r, 1, QKV_ROWS_MAX),
-                              .keys = rng_int(&r, 0, QKV_KEY_BLOCK), .dim = rng_int(&r, 1, 600),
-                              .pad = rng_int(&r, 0, 9), .place = (int)rng_int(&r, 0, PLACES - 1),
-                              .rescale = rng_int(&r, 0, 1), .skip_zero = rng_int(&r, 0, 1),
+                              .keys = rng_int(&r, 0, QKV_KEY_BLOCK),
+                              .dim = rng_int(&r, 1, 600),
+                              .pad = rng_int(&r, 0, 9),
+                              .place = (int)rng_int(&r, 0, PLACES - 1),
+                              .rescale = rng_int(&r, 0, 1),
+                              .skip_zero = rng_int(&r, 0, 1),
                               .values_stride_0 = i % 16 == 0});
     check_one_hot(isa, &r);
     check_special(isa);

@@ -148,8 +148,8 @@ static void slot_map(guarded_slot *slot, size_t bytes)
     if (slot->map)
         munmap(slot->map - page, slot->map_size + 2 * page);
     slot->map_size = (bytes + bytes / 2 + page) / page * page;
-    unsigned char *all = mmap(NULL, slot->map_size + 2 * page, PROT_NONE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    unsigned char *all =
+        mmap(NULL, slot->map_size + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED || mprotect(all + page, slot->map_size, PROT_READ | PROT_WRITE))
         fail_with("no memory for a buffer of %zu bytes", bytes);
     slot->map = all + page;
@@ -321,8 +321,8 @@ void expect_same_bits(const char *what, const float *got, const float *want, int
         return;
     for (int64_t i = 0; i < n; i++)
         if (bits_of(got[i]) != bits_of(want[i]))
-            fail_with("%s[%" PRId64 "] is %.9g (0x%08" PRIx32 "), expected the bits of %.9g (0x%08"
-                      PRIx32 ")",
+            fail_with("%s[%" PRId64 "] is %.9g (0x%08" PRIx32
+                      "), expected the bits of %.9g (0x%08" PRIx32 ")",
                       what, i, (double)got[i], bits_of(got[i]), (double)want[i], bits_of(want[i]));
 }
 

@@ -84,7 +84,7 @@ bool canary_intact(const float *x, int64_t n);
 void gaps_intact(const char *what, const float *x, int64_t rows, int64_t stride, int64_t cols);
 
 /* Plain memory, freed when the test's process ends. */
-void *scratch_alloc(size_t bytes);  /* aligned to 64 bytes */
+void *scratch_alloc(size_t bytes);    /* aligned to 64 bytes */
 double *doubles(int slot, int64_t n); /* zeroed; valid until the slot is taken again */
 
 /* ------------------------------------------------------------ comparison */

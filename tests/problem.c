@@ -62,8 +62,11 @@ tensor tensor_at(float *data, const int64_t count[3], const int64_t stride[3], i
     }
     if (is_empty(&t))
         t.extent = 0;
-    t.desc = (qkv_tensor){.data = data, .stride_batch = stride[BATCH], .stride_head = stride[HEAD],
-                          .stride_row = stride[ROW], .flags = QKV_TENSOR_STRIDED};
+    t.desc = (qkv_tensor){.data = data,
+                          .stride_batch = stride[BATCH],
+                          .stride_head = stride[HEAD],
+                          .stride_row = stride[ROW],
+                          .flags = QKV_TENSOR_STRIDED};
     return t;
 }
 
@@ -92,8 +95,7 @@ float *tensor_row(const tensor *t, int64_t batch, int64_t head, int64_t row)
 
 void tensor_fill(const tensor *t, rng *r, float sigma)
 {
-    for_each_row(t, b, h, i)
-        fill_normal(r, tensor_row(t, b, h, i), t->dim, sigma);
+    for_each_row(t, b, h, i) fill_normal(r, tensor_row(t, b, h, i), t->dim, sigma);
 }
 
 void tensor_fill_value(const tensor *t, float value)
@@ -103,32 +105,30 @@ void tensor_fill_value(const tensor *t, float value)
 
 void tensor_fill_index(const tensor *t, float offset, float step)
 {
-    for_each_row(t, b, h, i)
-        for (int64_t d = 0; d < t->dim; d++)
-            tensor_row(t, b, h, i)[d] = offset + step * (float)i;
+    for_each_row(t, b, h, i) for (int64_t d = 0; d < t->dim; d++) tensor_row(t, b, h, i)[d] =
+        offset + step * (float)i;
 }
 
 double *tensor_doubles(const tensor *t, int slot)
 {
     double *all = doubles(slot, is_empty(t) ? 0 : t->count[0] * t->count[1] * t->count[2] * t->dim);
     double *at = all;
-    for_each_row(t, b, h, i)
-        for (int64_t d = 0; d < t->dim; d++)
-            *at++ = (double)tensor_row(t, b, h, i)[d];
+    for_each_row(t, b, h, i) for (int64_t d = 0; d < t->dim; d++) *at++ =
+        (double)tensor_row(t, b, h, i)[d];
     return all;
 }
 
 void tensor_only_rows_written(const char *what, const tensor *t)
 {
-    for_each_row(t, b, h, i)
-        canary_fill(tensor_row(t, b, h, i), t->dim);
+    for_each_row(t, b, h, i) canary_fill(tensor_row(t, b, h, i), t->dim);
     if (!canary_intact(t->data, t->extent))
         fail_with("%s: memory between its rows has been written", what);
 }
 
 void tensor_expect(const char *what, const tensor *t, const double *want, const double *bound)
 {
-    for_each_row(t, b, h, i) {
+    for_each_row(t, b, h, i)
+    {
         char name[96];
         snprintf(name, sizeof name, "%s of batch %lld, head %lld, row %lld", what, (long long)b,
                  (long long)h, (long long)i);
@@ -140,7 +140,8 @@ void tensor_expect(const char *what, const tensor *t, const double *want, const 
 
 void tensor_expect_bits(const char *what, const tensor *t, const tensor *other)
 {
-    for_each_row(t, b, h, i) {
+    for_each_row(t, b, h, i)
+    {
         char name[96];
         snprintf(name, sizeof name, "%s of batch %lld, head %lld, row %lld", what, (long long)b,
                  (long long)h, (long long)i);
@@ -154,9 +155,9 @@ void shape_context(const shape *s)
 {
     context("attention: batch %lld, heads %lld/%lld, q_len %lld, kv_len %lld, head_dim %lld, "
             "value_dim %lld%s%s, scale %s %g, layouts %d %d %d, place %d, sigma %g",
-            (long long)s->batch, (long long)s->q_heads, (long long)s->kv_heads,
-            (long long)s->q_len, (long long)s->kv_len, (long long)s->head_dim,
-            (long long)s->value_dim, s->causal ? ", causal" : "", s->in_place ? ", in place" : "",
+            (long long)s->batch, (long long)s->q_heads, (long long)s->kv_heads, (long long)s->q_len,
+            (long long)s->kv_len, (long long)s->head_dim, (long long)s->value_dim,
+            s->causal ? ", causal" : "", s->in_place ? ", in place" : "",
             s->scale_set ? "set" : "default or", (double)s->scale, (int)s->q, (int)s->kv,
             (int)s->out, s->place, (double)s->sigma);
 }
@@ -169,9 +170,9 @@ problem problem_make(shape s, rng *r)
     p.key = tensor_make(SLOT_K, s.batch, s.kv_heads, s.kv_len, s.head_dim, s.kv,
                         s.place ? 1 + (s.place + 5) % (PLACES - 1) : 0);
     p.value = tensor_make(SLOT_V, s.batch, s.kv_heads, s.kv_len, s.value_dim, s.kv, s.place);
-    p.out = s.in_place ? p.query
-                       : tensor_make(SLOT_O, s.batch, s.q_heads, s.q_len, s.value_dim, s.out,
-                                     s.place);
+    p.out = s.in_place
+                ? p.query
+                : tensor_make(SLOT_O, s.batch, s.q_heads, s.q_len, s.value_dim, s.out, s.place);
     p.lse = tensor_make(SLOT_L, s.batch, s.q_heads, s.q_len, 1, s.out, s.place);
     if (r) {
         const float sigma = s.sigma != 0.0f ? s.sigma : 1.0f;
@@ -182,9 +183,18 @@ problem problem_make(shape s, rng *r)
     p.desc = (qkv_attention_desc){
         .size = sizeof p.desc,
         .flags = (s.causal ? QKV_CAUSAL : 0) | (s.scale_set ? QKV_SCALE_SET : 0),
-        .scale = s.scale, .batch = s.batch, .q_heads = s.q_heads, .kv_heads = s.kv_heads,
-        .q_len = s.q_len, .kv_len = s.kv_len, .head_dim = s.head_dim, .value_dim = s.value_dim,
-        .query = p.query.desc, .key = p.key.desc, .value = p.value.desc, .out = p.out.desc,
+        .scale = s.scale,
+        .batch = s.batch,
+        .q_heads = s.q_heads,
+        .kv_heads = s.kv_heads,
+        .q_len = s.q_len,
+        .kv_len = s.kv_len,
+        .head_dim = s.head_dim,
+        .value_dim = s.value_dim,
+        .query = p.query.desc,
+        .key = p.key.desc,
+        .value = p.value.desc,
+        .out = p.out.desc,
     };
     if (!s.no_lse)
         p.desc.lse = p.lse.desc;
@@ -230,8 +240,8 @@ qkv_status problem_run_tasks(problem *p, rng *r, int64_t workers)
         order[k] = i;
     }
     for (int64_t i = 0; i < count && status == QKV_OK; i++)
-        status = qkv_attention_run_task(&p->desc, order[i], rng_int(r, 0, workers - 1), scratch,
-                                        bytes);
+        status =
+            qkv_attention_run_task(&p->desc, order[i], rng_int(r, 0, workers - 1), scratch, bytes);
     free(order);
     return status;
 }
@@ -242,13 +252,21 @@ static void ask_oracle(const problem *p, oracle_attention *o)
     const int64_t rows = s->batch * s->q_heads * s->q_len;
     const bool standard = !s->scale_set && s->scale == 0.0f;
     *o = (oracle_attention){
-        .batch = s->batch, .q_heads = s->q_heads, .kv_heads = s->kv_heads, .q_len = s->q_len,
-        .kv_len = s->kv_len, .head_dim = s->head_dim, .value_dim = s->value_dim,
+        .batch = s->batch,
+        .q_heads = s->q_heads,
+        .kv_heads = s->kv_heads,
+        .q_len = s->q_len,
+        .kv_len = s->kv_len,
+        .head_dim = s->head_dim,
+        .value_dim = s->value_dim,
         .causal = s->causal,
         .scale = standard ? 1.0 / sqrt((double)s->head_dim) : (double)s->scale,
-        .q = tensor_doubles(&p->query, D_Q), .k = tensor_doubles(&p->key, D_K),
-        .v = tensor_doubles(&p->value, D_V), .out = doubles(D_OUT, rows * s->value_dim),
-        .out_bound = doubles(D_OUT_BOUND, rows * s->value_dim), .lse = doubles(D_LSE, rows),
+        .q = tensor_doubles(&p->query, D_Q),
+        .k = tensor_doubles(&p->key, D_K),
+        .v = tensor_doubles(&p->value, D_V),
+        .out = doubles(D_OUT, rows * s->value_dim),
+        .out_bound = doubles(D_OUT_BOUND, rows * s->value_dim),
+        .lse = doubles(D_LSE, rows),
         .lse_bound = doubles(D_LSE_BOUND, rows),
     };
     oracle_attention_run(o);
@@ -260,7 +278,8 @@ void problem_check(problem *p)
     ask_oracle(p, &o);
     float *queries = malloc((size_t)(p->query.extent + 1) * sizeof *queries);
     memcpy(queries, p->query.data, (size_t)p->query.extent * sizeof *queries);
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         memcpy(p->query.data, queries, (size_t)p->query.extent * sizeof *queries);
         problem_reset(p);
         const qkv_status status = problem_run(p);

@@ -76,8 +76,7 @@ void problem_check(problem *p);
 void check_shape(shape s, rng *r);
 
 /* 'for_each_isa (isa)': selects each ISA that runs here. */
-#define for_each_isa(isa)                                                                          \
-    for (int isa = next_isa(-1); isa < QKV_ISA_COUNT; isa = next_isa(isa))
+#define for_each_isa(isa) for (int isa = next_isa(-1); isa < QKV_ISA_COUNT; isa = next_isa(isa))
 int next_isa(int after);
 
 #endif

@@ -19,11 +19,17 @@ static layout any_output(rng *r)
 static shape random_shape(rng *r, int64_t len_most, int64_t dim_most)
 {
     static const int groups[] = {1, 1, 1, 2, 3, 4, 8};
-    shape s = {.batch = rng_int(r, 1, 3), .kv_heads = rng_int(r, 1, 3),
-               .q_len = rng_int(r, 1, len_most), .kv_len = rng_int(r, 1, len_most),
-               .head_dim = rng_int(r, 1, dim_most), .causal = rng_int(r, 0, 1),
-               .no_lse = rng_int(r, 0, 3) == 0, .q = any_input(r), .kv = any_input(r),
-               .out = any_output(r), .place = (int)rng_int(r, 0, PLACES - 1)};
+    shape s = {.batch = rng_int(r, 1, 3),
+               .kv_heads = rng_int(r, 1, 3),
+               .q_len = rng_int(r, 1, len_most),
+               .kv_len = rng_int(r, 1, len_most),
+               .head_dim = rng_int(r, 1, dim_most),
+               .causal = rng_int(r, 0, 1),
+               .no_lse = rng_int(r, 0, 3) == 0,
+               .q = any_input(r),
+               .kv = any_input(r),
+               .out = any_output(r),
+               .place = (int)rng_int(r, 0, PLACES - 1)};
     s.q_heads = s.kv_heads * groups[rng_int(r, 0, 6)];
     s.value_dim = rng_int(r, 0, 2) ? s.head_dim : rng_int(r, 1, dim_most);
     switch (rng_int(r, 0, 7)) {
@@ -68,15 +74,20 @@ Test(attention, random_decoding)
 Test(attention, block_edges)
 {
     rng r = rng_make("attention edges");
-    const int64_t lengths[] = {1, 2, 7, 8, 9, 15, 16, 17, 23, 24, 25, 47, 48, 49, 127, 128, 129,
-                               255, 256, 257, 511, 512, 513};
+    const int64_t lengths[] = {1,  2,  7,   8,   9,   15,  16,  17,  23,  24,  25, 47,
+                               48, 49, 127, 128, 129, 255, 256, 257, 511, 512, 513};
     const int n = sizeof lengths / sizeof *lengths;
     for (int i = 0; i < n; i++)
         for (int k = 0; k < n; k++)
             if (effort_is_full() || (i * n + k) % 8 == 0)
-                check_shape((shape){.batch = 1, .q_heads = 1, .kv_heads = 1,
-                                    .q_len = lengths[i], .kv_len = lengths[k], .head_dim = 5,
-                                    .value_dim = 3, .causal = (i + k) % 2},
+                check_shape((shape){.batch = 1,
+                                    .q_heads = 1,
+                                    .kv_heads = 1,
+                                    .q_len = lengths[i],
+                                    .kv_len = lengths[k],
+                                    .head_dim = 5,
+                                    .value_dim = 3,
+                                    .causal = (i + k) % 2},
                             &r);
 }
 
@@ -87,9 +98,17 @@ Test(attention, every_head_dim)
         if (!effort_takes(d))
             continue;
         for (int q_len = 1; q_len <= 26; q_len += 25) {
-            shape s = {.batch = 1, .q_heads = 2, .kv_heads = 1, .q_len = q_len, .kv_len = 37,
-                       .head_dim = d, .value_dim = d, .causal = d % 2,
-                       .place = (int)(d % PLACES), .q = LAYOUT_PADDED, .out = LAYOUT_PADDED};
+            shape s = {.batch = 1,
+                       .q_heads = 2,
+                       .kv_heads = 1,
+                       .q_len = q_len,
+                       .kv_len = 37,
+                       .head_dim = d,
+                       .value_dim = d,
+                       .causal = d % 2,
+                       .place = (int)(d % PLACES),
+                       .q = LAYOUT_PADDED,
+                       .out = LAYOUT_PADDED};
             check_shape(s, &r);
             s.value_dim = 131 - d;
             check_shape(s, &r);
@@ -100,15 +119,21 @@ Test(attention, every_head_dim)
 Test(attention, unusual_head_dims)
 {
     rng r = rng_make("attention unusual");
-    const int64_t pairs[][2] = {{192, 128}, {3, 5},     {576, 512},  {1, 17},     {256, 256},
-                                {80, 80},   {112, 112}, {1024, 64},  {64, 1024},  {1024, 1024},
-                                {32, 1},    {5000, 16}, {16, 5000},  {5000, 5000}, {4097, 3},
+    const int64_t pairs[][2] = {{192, 128}, {3, 5},     {576, 512}, {1, 17},      {256, 256},
+                                {80, 80},   {112, 112}, {1024, 64}, {64, 1024},   {1024, 1024},
+                                {32, 1},    {5000, 16}, {16, 5000}, {5000, 5000}, {4097, 3},
                                 {8200, 2},  {300, 299}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         for (int q_len = 1; q_len <= 29; q_len += 28)
-            check_shape((shape){.batch = 1, .q_heads = 2, .kv_heads = 2, .q_len = q_len,
-                                .kv_len = 33, .head_dim = pairs[i][0], .value_dim = pairs[i][1],
-                                .causal = i % 2, .out = LAYOUT_PADDED},
+            check_shape((shape){.batch = 1,
+                                .q_heads = 2,
+                                .kv_heads = 2,
+                                .q_len = q_len,
+                                .kv_len = 33,
+                                .head_dim = pairs[i][0],
+                                .value_dim = pairs[i][1],
+                                .causal = i % 2,
+                                .out = LAYOUT_PADDED},
                         &r);
 }
 
@@ -116,9 +141,15 @@ Test(attention, unusual_head_dims)
 Test(attention, supports)
 {
     rng r = rng_make("attention supports");
-    for_each_isa(isa) {
-        shape s = {.batch = 1, .q_heads = 4, .kv_heads = 1, .q_len = 1, .kv_len = 10,
-                   .head_dim = 16, .value_dim = 16};
+    for_each_isa(isa)
+    {
+        shape s = {.batch = 1,
+                   .q_heads = 4,
+                   .kv_heads = 1,
+                   .q_len = 1,
+                   .kv_len = 10,
+                   .head_dim = 16,
+                   .value_dim = 16};
         for (int big = 0; big < 2; big++) {
             s.q_len = big ? 64 : 1;
             problem p = problem_make(s, &r);
@@ -151,10 +182,16 @@ Test(attention, grouped_heads)
     for (int i = 0; i < 5; i++)
         for (int kv_heads = 1; kv_heads <= 3; kv_heads++)
             for (int q_len = 1; q_len <= 13; q_len += 4)
-                check_shape((shape){.batch = 2, .q_heads = kv_heads * groups[i],
-                                    .kv_heads = kv_heads, .q_len = q_len, .kv_len = 21,
-                                    .head_dim = 20, .value_dim = 12, .causal = q_len % 2,
-                                    .q = (layout)(i % 3), .kv = (layout)(kv_heads % 3),
+                check_shape((shape){.batch = 2,
+                                    .q_heads = kv_heads * groups[i],
+                                    .kv_heads = kv_heads,
+                                    .q_len = q_len,
+                                    .kv_len = 21,
+                                    .head_dim = 20,
+                                    .value_dim = 12,
+                                    .causal = q_len % 2,
+                                    .q = (layout)(i % 3),
+                                    .kv = (layout)(kv_heads % 3),
                                     .out = (layout)(q_len % 3)},
                             &r);
 }
@@ -165,8 +202,13 @@ Test(attention, causal_corners)
     for (int64_t q_len = 1; q_len <= 60; q_len += q_len < 10 ? 1 : 7)
         for (int64_t kv_len = 1; kv_len <= 300; kv_len += kv_len < 10 ? 1 : 29)
             if (effort_takes(q_len + kv_len))
-                check_shape((shape){.batch = 1, .q_heads = 2, .kv_heads = 1, .q_len = q_len,
-                                    .kv_len = kv_len, .head_dim = 9, .value_dim = 10,
+                check_shape((shape){.batch = 1,
+                                    .q_heads = 2,
+                                    .kv_heads = 1,
+                                    .q_len = q_len,
+                                    .kv_len = kv_len,
+                                    .head_dim = 9,
+                                    .value_dim = 10,
                                     .causal = true},
                             &r);
 }
@@ -179,10 +221,18 @@ Test(attention, layouts)
         for (int kv = 0; kv < LAYOUTS; kv++)
             for (int out = 0; out <= LAYOUT_PADDED; out++)
                 for (int q_len = 1; q_len <= 31; q_len += 30)
-                    check_shape((shape){.batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = q_len,
-                                        .kv_len = 31, .head_dim = 11, .value_dim = 13,
-                                        .causal = q_len > 1, .q = (layout)q, .kv = (layout)kv,
-                                        .out = (layout)out, .place = (q + kv + out) % PLACES},
+                    check_shape((shape){.batch = 2,
+                                        .q_heads = 4,
+                                        .kv_heads = 2,
+                                        .q_len = q_len,
+                                        .kv_len = 31,
+                                        .head_dim = 11,
+                                        .value_dim = 13,
+                                        .causal = q_len > 1,
+                                        .q = (layout)q,
+                                        .kv = (layout)kv,
+                                        .out = (layout)out,
+                                        .place = (q + kv + out) % PLACES},
                                 &r);
 }
 
@@ -193,8 +243,14 @@ Test(attention, packed_qkv_rows)
     for (int heads = 1; heads <= 3; heads++) {
         for (int64_t len = 1; len <= 50; len += 7) {
             const int64_t dim = 8 + heads, row = 3 * heads * dim + 2;
-            shape s = {.batch = 2, .q_heads = heads, .kv_heads = heads, .q_len = len,
-                       .kv_len = len, .head_dim = dim, .value_dim = dim, .causal = true,
+            shape s = {.batch = 2,
+                       .q_heads = heads,
+                       .kv_heads = heads,
+                       .q_len = len,
+                       .kv_len = len,
+                       .head_dim = dim,
+                       .value_dim = dim,
+                       .causal = true,
                        .out = LAYOUT_BSHD};
             problem p = problem_make(s, &r);
             float *rows = guarded(SLOT_FREE, 2 * len * row, PLACE_AT_END);
@@ -226,9 +282,15 @@ Test(attention, in_place)
 /* Lengths of 0: nothing to write, or zeros where there are no keys. */
 Test(attention, empty)
 {
-    const shape full = {.batch = 2, .q_heads = 2, .kv_heads = 2, .q_len = 3, .kv_len = 4,
-                        .head_dim = 5, .value_dim = 6};
-    for_each_isa(isa) {
+    const shape full = {.batch = 2,
+                        .q_heads = 2,
+                        .kv_heads = 2,
+                        .q_len = 3,
+                        .kv_len = 4,
+                        .head_dim = 5,
+                        .value_dim = 6};
+    for_each_isa(isa)
+    {
         for (int causal = 0; causal < 2; causal++) {
             shape s = full;
             s.causal = causal;
@@ -265,21 +327,32 @@ Test(attention, empty)
 Test(attention, defaults)
 {
     rng r = rng_make("attention defaults");
-    problem p = problem_make((shape){.batch = 1, .q_heads = 1, .kv_heads = 1, .q_len = 5,
-                                     .kv_len = 5, .head_dim = 4, .value_dim = 4},
+    problem p = problem_make((shape){.batch = 1,
+                                     .q_heads = 1,
+                                     .kv_heads = 1,
+                                     .q_len = 5,
+                                     .kv_len = 5,
+                                     .head_dim = 4,
+                                     .value_dim = 4},
                              &r);
     p.desc.batch = p.desc.q_heads = p.desc.kv_heads = p.desc.value_dim = 0;
     problem_check(&p);
     tensor_fill_value(&p.query, 0.0f);
     tensor_fill_index(&p.value, 0.0f, 1.0f);
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         problem_reset(&p);
         cr_assert_eq(problem_run(&p), QKV_OK);
         for (int64_t i = 0; i < p.out.extent; i++)
             cr_assert(p.out.data[i] == 2.0f);
     }
     /* kv_heads 0 is q_heads. */
-    shape s = {.batch = 1, .q_heads = 3, .kv_heads = 3, .q_len = 5, .kv_len = 6, .head_dim = 4,
+    shape s = {.batch = 1,
+               .q_heads = 3,
+               .kv_heads = 3,
+               .q_len = 5,
+               .kv_len = 6,
+               .head_dim = 4,
                .value_dim = 4};
     p = problem_make(s, &r);
     p.desc.kv_heads = 0;
@@ -291,9 +364,15 @@ Test(attention, defaults)
 Test(attention, scratch_size)
 {
     rng r = rng_make("attention scratch");
-    for_each_isa(isa) {
-        problem p = problem_make((shape){.batch = 1, .q_heads = 4, .kv_heads = 2, .q_len = 8,
-                                         .kv_len = 8, .head_dim = 64, .value_dim = 64},
+    for_each_isa(isa)
+    {
+        problem p = problem_make((shape){.batch = 1,
+                                         .q_heads = 4,
+                                         .kv_heads = 2,
+                                         .q_len = 8,
+                                         .kv_len = 8,
+                                         .head_dim = 64,
+                                         .value_dim = 64},
                                  &r);
         size_t one = 0, three = 0, most = 0;
         cr_assert_eq(qkv_attention_scratch_size(&p.desc, 1, &one), QKV_OK);
@@ -333,7 +412,8 @@ Test(attention, floating_point_environment)
         s.causal = false;
         s.q = s.kv = LAYOUT_PACKED; /* no NaN in gaps to be copied by the harness */
         problem p = problem_make(s, &r);
-        for_each_isa(isa) {
+        for_each_isa(isa)
+        {
             size_t bytes = 0;
             cr_assert_eq(qkv_attention_scratch_size(&p.desc, 1, &bytes), QKV_OK);
             void *scratch = guarded_bytes(SLOT_SCRATCH, bytes, PLACE_AT_START);

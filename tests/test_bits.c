@@ -36,8 +36,8 @@ static void free_result(result r)
 static void expect_result(const char *what, const problem *p, const result *want)
 {
     context("%s on %s: q_len %lld, kv_len %lld, heads %lld/%lld, head_dim %lld", what,
-            qkv_isa_name(), (long long)p->s.q_len, (long long)p->s.kv_len,
-            (long long)p->s.q_heads, (long long)p->s.kv_heads, (long long)p->s.head_dim);
+            qkv_isa_name(), (long long)p->s.q_len, (long long)p->s.kv_len, (long long)p->s.q_heads,
+            (long long)p->s.kv_heads, (long long)p->s.head_dim);
     guards_intact();
     tensor_expect_bits("out", &p->out, &want->out);
     tensor_expect_bits("lse", &p->lse, &want->lse);
@@ -46,9 +46,12 @@ static void expect_result(const char *what, const problem *p, const result *want
 static shape some_shape(rng *r, int64_t i)
 {
     const int64_t group = rng_int(r, 1, 5);
-    shape s = {.batch = rng_int(r, 1, 3), .kv_heads = rng_int(r, 1, 3),
+    shape s = {.batch = rng_int(r, 1, 3),
+               .kv_heads = rng_int(r, 1, 3),
                .q_len = i % 3 ? rng_int(r, 1, 90) : rng_int(r, 1, 3),
-               .kv_len = rng_int(r, 1, 300), .head_dim = rng_int(r, 1, 80), .causal = i % 2};
+               .kv_len = rng_int(r, 1, 300),
+               .head_dim = rng_int(r, 1, 80),
+               .causal = i % 2};
     s.q_heads = s.kv_heads * group;
     s.value_dim = i % 4 ? s.head_dim : rng_int(r, 1, 80);
     return s;
@@ -62,7 +65,8 @@ Test(bits, tasks_in_any_order)
         if (i % 10 == 0)
             s.q_len = 700; /* several tasks a head */
         problem p = problem_make(s, &r);
-        for_each_isa(isa) {
+        for_each_isa(isa)
+        {
             problem_reset(&p);
             cr_assert_eq(problem_run(&p), QKV_OK);
             const result want = keep_result(&p);
@@ -95,8 +99,8 @@ static void *work(void *argument)
 {
     member *m = argument;
     for (int64_t t = m->worker; t < m->pool->count && m->status == QKV_OK; t += m->pool->workers)
-        m->status = qkv_attention_run_task(m->pool->desc, t, m->worker, m->pool->scratch,
-                                           m->pool->bytes);
+        m->status =
+            qkv_attention_run_task(m->pool->desc, t, m->worker, m->pool->scratch, m->pool->bytes);
     return NULL;
 }
 
@@ -106,7 +110,8 @@ Test(bits, threads)
     rng r = rng_make("bits threads");
     for (int64_t i = effort_cases(30); i > 0; i--) {
         problem p = problem_make(some_shape(&r, i), &r);
-        for_each_isa(isa) {
+        for_each_isa(isa)
+        {
             problem_reset(&p);
             cr_assert_eq(problem_run(&p), QKV_OK);
             const result want = keep_result(&p);
@@ -141,7 +146,8 @@ Test(bits, batch_entry_alone)
         problem p = problem_make(some_shape(&r, i), &r);
         const shape s = p.s;
         const int64_t group = s.q_heads / s.kv_heads;
-        for_each_isa(isa) {
+        for_each_isa(isa)
+        {
             problem_reset(&p);
             cr_assert_eq(problem_run(&p), QKV_OK);
             const int64_t b = rng_int(&r, 0, s.batch - 1), h = rng_int(&r, 0, s.kv_heads - 1);
@@ -179,7 +185,8 @@ Test(bits, alignment_layout_and_place)
         problem first = problem_make(s, &r);
         const tensor q = keep(&first.query), k = keep(&first.key), v = keep(&first.value);
         result want[QKV_ISA_COUNT] = {{.lse = {.data = NULL}}};
-        for_each_isa(isa) {
+        for_each_isa(isa)
+        {
             problem_reset(&first);
             cr_assert_eq(problem_run(&first), QKV_OK);
             want[isa] = keep_result(&first);
@@ -198,7 +205,8 @@ Test(bits, alignment_layout_and_place)
                         for (int64_t j = 0; j < s.kv_len; j++)
                             memcpy(tensor_row(to[t], b, h, j), tensor_row(from[t], b, h, j),
                                    (size_t)s.head_dim * sizeof(float));
-            for_each_isa(isa) {
+            for_each_isa(isa)
+            {
                 for (int64_t b = 0; b < s.batch; b++)
                     for (int64_t h = 0; h < s.q_heads; h++)
                         for (int64_t j = 0; j < s.q_len; j++)

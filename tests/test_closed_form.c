@@ -16,7 +16,8 @@
 /* Runs on every ISA and hands each result to 'check'. */
 static void on_every_isa(problem *p, void (*check)(const problem *p))
 {
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         problem_reset(p);
         context("%s, q_len %lld, kv_len %lld", qkv_isa_name(), (long long)p->s.q_len,
                 (long long)p->s.kv_len);
@@ -31,8 +32,13 @@ static void on_every_isa(problem *p, void (*check)(const problem *p))
 
 static problem uniform(int64_t q_len, int64_t kv_len, bool causal)
 {
-    problem p = problem_make((shape){.batch = 1, .q_heads = 1, .kv_heads = 1, .q_len = q_len,
-                                     .kv_len = kv_len, .head_dim = 3, .value_dim = 5,
+    problem p = problem_make((shape){.batch = 1,
+                                     .q_heads = 1,
+                                     .kv_heads = 1,
+                                     .q_len = q_len,
+                                     .kv_len = kv_len,
+                                     .head_dim = 3,
+                                     .value_dim = 5,
                                      .causal = causal},
                              NULL);
     tensor_fill_value(&p.query, 0.0f);
@@ -65,7 +71,8 @@ Test(closed_form, padding_has_no_weight)
 /* What an earlier, longer call left behind in any buffer has no effect. */
 Test(closed_form, leftovers_have_no_weight)
 {
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         for (int64_t q_len = 1; q_len <= 40; q_len += 39) {
             problem p = uniform(q_len, 500, false);
             tensor_fill_value(&p.value, 7.0f);
@@ -108,8 +115,8 @@ static void bottom_right(const problem *p)
 
 Test(closed_form, causal_is_bottom_right)
 {
-    const int64_t pairs[][2] = {{2, 5}, {5, 2}, {1, 9}, {9, 1}, {8, 8}, {40, 12}, {12, 40},
-                                {64, 200}, {200, 64}, {33, 600}};
+    const int64_t pairs[][2] = {{2, 5},   {5, 2},   {1, 9},    {9, 1},    {8, 8},
+                                {40, 12}, {12, 40}, {64, 200}, {200, 64}, {33, 600}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         problem p = uniform(pairs[i][0], pairs[i][1], true);
         on_every_isa(&p, bottom_right);
@@ -147,8 +154,13 @@ static void heads_in_groups(const problem *p)
 Test(closed_form, head_groups)
 {
     for (int64_t q_len = 1; q_len <= 20; q_len += 19) {
-        problem p = problem_make((shape){.batch = 1, .q_heads = 6, .kv_heads = 2, .q_len = q_len,
-                                         .kv_len = 4, .head_dim = 2, .value_dim = 1},
+        problem p = problem_make((shape){.batch = 1,
+                                         .q_heads = 6,
+                                         .kv_heads = 2,
+                                         .q_len = q_len,
+                                         .kv_len = 4,
+                                         .head_dim = 2,
+                                         .value_dim = 1},
                                  NULL);
         tensor_fill_value(&p.query, 0.5f);
         tensor_fill_value(&p.key, 0.5f);
@@ -184,8 +196,7 @@ static void uniform_of_3(const problem *p)
 {
     for (int64_t i = 0; i < p->out.extent; i++)
         if (!(fabsf(p->out.data[i] - 1.0f) <= 1e-6f))
-            fail_with("element %lld is %.9g, not the mean 1", (long long)i,
-                      (double)p->out.data[i]);
+            fail_with("element %lld is %.9g, not the mean 1", (long long)i, (double)p->out.data[i]);
 }
 
 Test(closed_form, low_logits_are_not_masked)
@@ -210,8 +221,14 @@ Test(closed_form, offset_logits)
     const float offsets[] = {-100000.0f, 100000.0f, -3000.0f, 3000.0f};
     for (int i = 0; i < 4; i++) {
         for (int64_t q_len = 1; q_len <= 30; q_len += 29) {
-            shape s = {.batch = 1, .q_heads = 1, .kv_heads = 1, .q_len = q_len, .kv_len = 3,
-                       .head_dim = 1, .value_dim = 3, .scale = 1.0f};
+            shape s = {.batch = 1,
+                       .q_heads = 1,
+                       .kv_heads = 1,
+                       .q_len = q_len,
+                       .kv_len = 3,
+                       .head_dim = 1,
+                       .value_dim = 3,
+                       .scale = 1.0f};
             problem p = problem_make(s, NULL);
             tensor_fill_value(&p.query, 1.0f);
             tensor_fill_index(&p.key, offsets[i], 1.0f);
@@ -236,8 +253,8 @@ static void first_row_nan(const problem *p)
 
 static void without_key_2(const problem *p)
 {
-    const float want = ((float)(p->s.kv_len * (p->s.kv_len - 1) / 2) - 2.0f) /
-                       (float)(p->s.kv_len - 1);
+    const float want =
+        ((float)(p->s.kv_len * (p->s.kv_len - 1) / 2) - 2.0f) / (float)(p->s.kv_len - 1);
     for (int64_t i = 0; i < p->s.q_len; i++)
         for (int d = 0; d < 5; d++)
             if (!(fabsf(p->out.data[i * 5 + d] - want) <= 2e-6f * want))
@@ -275,7 +292,8 @@ Test(closed_form, invisible_keys_hold_anything)
             tensor_fill(&p.query, &r, 1.0f);
             tensor_fill(&p.key, &r, 1.0f);
             tensor_fill(&p.value, &r, 1.0f);
-            for_each_isa(isa) {
+            for_each_isa(isa)
+            {
                 context("%s, q_len %lld, kv_len %lld", qkv_isa_name(), (long long)q_len,
                         (long long)kv_len);
                 float before[80 * 5], lse[80], saved_k[3], saved_v[5];
@@ -315,7 +333,8 @@ Test(closed_form, softmax_of_six_close_scores)
     const float scores[6] = {9.34623f, 8.43469f, 7.19462f, 6.59385f, 5.89481f, 5.67304f};
     double want[6], bound[6], largest = 0;
     oracle_softmax(scores, 6, 1.0f, want, bound, NULL, NULL);
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         float weights[6], sum = 0;
         cr_assert_eq(qkv_scale_softmax(scores, 6, weights, 6, NULL, 1, 6, 1.0f), QKV_OK);
         for (int j = 0; j < 6; j++) {
@@ -329,7 +348,8 @@ Test(closed_form, softmax_of_six_close_scores)
 
 Test(closed_form, softmax_of_one_score)
 {
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         const float scores[] = {0.0f, 88.0f, -1e38f, FLT_MAX, -FLT_MAX, 1e-45f};
         for (int i = 0; i < 6; i++) {
             float weight = 0;
@@ -348,7 +368,8 @@ Test(closed_form, very_long_dot)
     float *ones = guarded(SLOT_FREE, lengths[count - 1], PLACE_AT_END);
     for (int64_t i = 0; i < lengths[count - 1]; i++)
         ones[i] = 1.0f;
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         for (int i = 0; i < count; i++) {
             float score = 0;
             cr_assert_eq(qkv_dot(ones, 0, ones, 0, &score, 1, 1, 1, lengths[i]), QKV_OK);
@@ -368,7 +389,8 @@ Test(closed_form, integers_agree_across_isas)
         fill_integers(&r, k, 5 * n, 9);
         fill_integers(&r, w, 15, 9);
         bool have = false;
-        for_each_isa(isa) {
+        for_each_isa(isa)
+        {
             float scores[15];
             cr_assert_eq(qkv_dot(q, n, k, n, scores, 5, 3, 5, n), QKV_OK);
             cr_assert_eq(qkv_weighted_sum(w, 5, k, n, out, n, 3, 5, n), QKV_OK);

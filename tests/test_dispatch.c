@@ -27,9 +27,7 @@ typedef struct machine {
 
 static const machine machines[] = {
     {"Nehalem: before AVX", "scalar", {.max_leaf = 0xb, .leaf1_ecx = 0x009ce3bd}},
-    {"Sandy Bridge: AVX, no AVX2",
-     "scalar",
-     {.max_leaf = 0xd, .leaf1_ecx = 0x1fbae3ff, .xcr0 = 7}},
+    {"Sandy Bridge: AVX, no AVX2", "scalar", {.max_leaf = 0xd, .leaf1_ecx = 0x1fbae3ff, .xcr0 = 7}},
     {"Ivy Bridge: AVX and F16C, no AVX2",
      "scalar",
      {.max_leaf = 0xd, .leaf1_ecx = 0x7fbae3ff, .leaf7_ebx = 0x00000281, .xcr0 = 7}},
@@ -113,8 +111,8 @@ Test(dispatch, x86_machines)
         const qkv_isa_verdicts v = qkv_isas_from_x86(&machines[i].regs);
         int ignored;
         const int best = qkv_isa_choose(usable_of(&v), NULL, &ignored);
-        cr_assert_str_eq(test_isa_of(best).name, machines[i].best, "%s: chose %s",
-                         machines[i].name, test_isa_of(best).name);
+        cr_assert_str_eq(test_isa_of(best).name, machines[i].best, "%s: chose %s", machines[i].name,
+                         test_isa_of(best).name);
         cr_assert_null(v.missing[QKV_ISA_scalar]);
         cr_assert_not_null(v.missing[QKV_ISA_neon], "%s", machines[i].name);
         for (int isa = 0; isa < QKV_ISA_COUNT; isa++)
@@ -127,8 +125,8 @@ Test(dispatch, x86_machines)
 /* Each single bit that a bundle needs: without it the bundle is refused. */
 Test(dispatch, every_needed_bit)
 {
-    const qkv_x86_regs full = {.max_leaf = 0x16, .leaf1_ecx = 0x7ffefbff,
-                               .leaf7_ebx = 0xd39ffffb, .xcr0 = 0xe7};
+    const qkv_x86_regs full = {
+        .max_leaf = 0x16, .leaf1_ecx = 0x7ffefbff, .leaf7_ebx = 0xd39ffffb, .xcr0 = 0xe7};
     const uint32_t leaf1[] = {OSXSAVE, FMA, F16C, UINT32_C(1) << 28};
     const uint32_t leaf7[] = {UINT32_C(1) << 16, UINT32_C(1) << 17, UINT32_C(1) << 28,
                               UINT32_C(1) << 30, UINT32_C(1) << 31};

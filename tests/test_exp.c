@@ -70,13 +70,12 @@ static void check_chunk(walk *w, int which, const float *x, const double *exact,
                 w->worst_at = x[i];
             }
             if (exact[i] < 0x1p-126 && y[i] != 0.0f && !(ulp <= 1.0))
-                fail_with("%s at %.9g (0x%08x): %.9g is %.4f ulp from %.17g",
-                          w->isa.name, (double)x[i], bits_of(x[i]), (double)y[i], ulp, exact[i]);
+                fail_with("%s at %.9g (0x%08x): %.9g is %.4f ulp from %.17g", w->isa.name,
+                          (double)x[i], bits_of(x[i]), (double)y[i], ulp, exact[i]);
         }
         if (!(y[i] <= w->previous) && (which == 0 || x[i] <= -115.4f))
             fail_with("%s at %.9g (0x%08x): %.9g, but %.9g for its neighbour nearer to 0",
-                      w->isa.name, (double)x[i], bits_of(x[i]), (double)y[i],
-                      (double)w->previous);
+                      w->isa.name, (double)x[i], bits_of(x[i]), (double)y[i], (double)w->previous);
         w->previous = y[i];
         if (x[i] <= zero_from && y[i] != 0.0f)
             fail_with("%s at %.9g: %.9g, expected 0", w->isa.name, (double)x[i], (double)y[i]);
@@ -162,8 +161,8 @@ Test(exp_every_f32, beyond)
 /* exp(0) = 1 exactly, and a NaN of either sign and any payload stays one. */
 Test(exp_every_f32, nan_and_zero)
 {
-    const uint32_t nans[] = {0x7fc00000, 0xffc00000, 0x7f800001, 0xff800001, 0x7fffffff,
-                             0xffffffff, 0x7fa00000, 0xffa12345};
+    const uint32_t nans[] = {0x7fc00000, 0xffc00000, 0x7f800001, 0xff800001,
+                             0x7fffffff, 0xffffffff, 0x7fa00000, 0xffa12345};
     for (int id = 0; id < TEST_ISA_COUNT; id++) {
         const test_isa isa = test_isa_of(id);
         for (int which = 0; which < 2 && !isa.missing; which++) {

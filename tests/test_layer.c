@@ -58,11 +58,18 @@ static void check_project(rng *r, project_case c)
     free(plain);
 
     const qkv_project_desc d = {
-        .size = sizeof d, .flags = c.out_in ? QKV_WEIGHT_OUT_IN : 0, .batch = c.batch,
-        .rows = c.rows, .in_dim = c.in, .heads = c.heads, .head_dim = c.dim, .input = x.desc,
+        .size = sizeof d,
+        .flags = c.out_in ? QKV_WEIGHT_OUT_IN : 0,
+        .batch = c.batch,
+        .rows = c.rows,
+        .in_dim = c.in,
+        .heads = c.heads,
+        .head_dim = c.dim,
+        .input = x.desc,
         .linear = {.weight = w, .stride = c.pad ? w_stride : 0, .bias = c.bias ? bias : NULL},
         .out = y.desc};
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         size_t bytes = 0;
         cr_assert_eq(qkv_project_scratch_size(&d, &bytes), QKV_OK);
         void *scratch = guarded_bytes(SLOT_SCRATCH, bytes, PLACE_AT_START);
@@ -90,30 +97,45 @@ Test(layer, project)
     rng r = rng_make("project");
     for (int64_t in = 1; in <= 70; in++)
         if (effort_takes(in))
-            check_project(&r, (project_case){.batch = 1, .rows = 5, .in = in, .heads = 1,
-                                             .dim = 1 + in * 3 % 40, .out_in = in % 2,
-                                             .bias = in % 3, .place = (int)(in % PLACES)});
+            check_project(&r, (project_case){.batch = 1,
+                                             .rows = 5,
+                                             .in = in,
+                                             .heads = 1,
+                                             .dim = 1 + in * 3 % 40,
+                                             .out_in = in % 2,
+                                             .bias = in % 3,
+                                             .place = (int)(in % PLACES)});
     for (int64_t i = effort_cases(150); i > 0; i--)
-        check_project(&r, (project_case){.batch = rng_int(&r, 1, 3), .rows = rng_int(&r, 1, 110),
+        check_project(&r, (project_case){.batch = rng_int(&r, 1, 3),
+                                         .rows = rng_int(&r, 1, 110),
                                          .in = rng_int(&r, 1, i % 8 ? 90 : 600),
-                                         .heads = rng_int(&r, 1, 4), .dim = rng_int(&r, 1, 80),
+                                         .heads = rng_int(&r, 1, 4),
+                                         .dim = rng_int(&r, 1, 80),
                                          .pad = rng_int(&r, 0, 4),
                                          .input = (layout)rng_int(&r, 0, LAYOUTS - 1),
                                          .out = (layout)rng_int(&r, 0, LAYOUT_PADDED),
-                                         .out_in = rng_int(&r, 0, 1), .bias = rng_int(&r, 0, 1),
+                                         .out_in = rng_int(&r, 0, 1),
+                                         .bias = rng_int(&r, 0, 1),
                                          .place = (int)rng_int(&r, 0, PLACES - 1)});
     check_project(&r, (project_case){.batch = 1, .rows = 2, .in = 4100, .heads = 1, .dim = 7});
-    check_project(&r, (project_case){.batch = 1, .rows = 3, .in = 8, .heads = 3, .dim = 300,
-                                     .out = LAYOUT_BSHD});
+    check_project(
+        &r,
+        (project_case){.batch = 1, .rows = 3, .in = 8, .heads = 3, .dim = 300, .out = LAYOUT_BSHD});
 }
 
 /* Empty batches write nothing; a default batch and head are 1. */
 Test(layer, project_defaults)
 {
     float x[3] = {1, 2, 3}, w[3] = {10, 100, 1000}, y = 5.0f;
-    qkv_project_desc d = {.size = sizeof d, .rows = 1, .in_dim = 3, .head_dim = 1,
-                          .input = {.data = x}, .linear = {.weight = w}, .out = {.data = &y}};
-    for_each_isa(isa) {
+    qkv_project_desc d = {.size = sizeof d,
+                          .rows = 1,
+                          .in_dim = 3,
+                          .head_dim = 1,
+                          .input = {.data = x},
+                          .linear = {.weight = w},
+                          .out = {.data = &y}};
+    for_each_isa(isa)
+    {
         size_t bytes = 0;
         cr_assert_eq(qkv_project_scratch_size(&d, &bytes), QKV_OK);
         void *scratch = scratch_alloc(bytes);
@@ -154,8 +176,8 @@ static layer_weights make_weights(rng *r, const layer_case *c)
         w.bias[i] = malloc((size_t)w.out[i] * sizeof(float));
         fill_normal(r, w.stored[i], n, 1.0f / sqrtf((float)w.in[i]));
         fill_normal(r, w.bias[i], w.out[i], 0.5f);
-        w.in_out[i] = weights_in_out(w.stored[i], c->out_in ? w.in[i] : w.out[i], w.in[i],
-                                     w.out[i], c->out_in);
+        w.in_out[i] = weights_in_out(w.stored[i], c->out_in ? w.in[i] : w.out[i], w.in[i], w.out[i],
+                                     c->out_in);
     }
     return w;
 }
@@ -218,18 +240,31 @@ static layer_answer ask_layer(const layer_case *c, const layer_weights *w, const
         free(e);
     }
     const int64_t rows = c->q_heads * c->len;
-    const oracle_attention o = {
-        .batch = 1, .q_heads = c->q_heads, .kv_heads = c->kv_heads, .q_len = c->len,
-        .kv_len = c->len, .head_dim = c->head_dim, .value_dim = c->value_dim,
-        .causal = c->causal, .scale = 1.0 / sqrt((double)c->head_dim), .q = part[0],
-        .k = part[1], .v = part[2], .q_error = error[0], .k_error = error[1],
-        .v_error = error[2], .out = zeros(rows * c->value_dim),
-        .out_bound = zeros(rows * c->value_dim), .lse = zeros(rows), .lse_bound = zeros(rows)};
+    const oracle_attention o = {.batch = 1,
+                                .q_heads = c->q_heads,
+                                .kv_heads = c->kv_heads,
+                                .q_len = c->len,
+                                .kv_len = c->len,
+                                .head_dim = c->head_dim,
+                                .value_dim = c->value_dim,
+                                .causal = c->causal,
+                                .scale = 1.0 / sqrt((double)c->head_dim),
+                                .q = part[0],
+                                .k = part[1],
+                                .v = part[2],
+                                .q_error = error[0],
+                                .k_error = error[1],
+                                .v_error = error[2],
+                                .out = zeros(rows * c->value_dim),
+                                .out_bound = zeros(rows * c->value_dim),
+                                .lse = zeros(rows),
+                                .lse_bound = zeros(rows)};
     oracle_attention_run(&o);
 
     layer_answer a = {.out = join(o.out, c->len, c->q_heads, c->value_dim),
                       .bound = join(o.out_bound, c->len, c->q_heads, c->value_dim),
-                      .lse = o.lse, .lse_bound = o.lse_bound};
+                      .lse = o.lse,
+                      .lse_bound = o.lse_bound};
     free(o.out);
     free(o.out_bound);
     if (c->wo) {
@@ -251,12 +286,19 @@ static layer_answer ask_layer(const layer_case *c, const layer_weights *w, const
 static qkv_self_attention_desc describe(const layer_case *c, const layer_weights *w,
                                         const tensor *x, const tensor *y, const tensor *lse)
 {
-    qkv_self_attention_desc d = {
-        .size = sizeof d,
-        .flags = (c->causal ? QKV_CAUSAL : 0) | (c->out_in ? QKV_WEIGHT_OUT_IN : 0),
-        .batch = c->batch, .seq_len = c->len, .model_dim = c->model, .q_heads = c->q_heads,
-        .kv_heads = c->kv_heads, .head_dim = c->head_dim, .value_dim = c->value_dim,
-        .out_dim = c->out_dim, .input = x->desc, .out = y->desc};
+    qkv_self_attention_desc d = {.size = sizeof d,
+                                 .flags = (c->causal ? QKV_CAUSAL : 0) |
+                                          (c->out_in ? QKV_WEIGHT_OUT_IN : 0),
+                                 .batch = c->batch,
+                                 .seq_len = c->len,
+                                 .model_dim = c->model,
+                                 .q_heads = c->q_heads,
+                                 .kv_heads = c->kv_heads,
+                                 .head_dim = c->head_dim,
+                                 .value_dim = c->value_dim,
+                                 .out_dim = c->out_dim,
+                                 .input = x->desc,
+                                 .out = y->desc};
     qkv_linear *linears[] = {&d.wq, &d.wk, &d.wv, &d.wo};
     for (int i = 0; i < (c->wo ? 4 : 3); i++)
         *linears[i] = (qkv_linear){.weight = w->stored[i], .bias = c->bias ? w->bias[i] : NULL};
@@ -284,7 +326,8 @@ static void check_layer(rng *r, layer_case c)
     for (int64_t b = 0; b < c.batch; b++)
         answers[b] = ask_layer(&c, &w, inputs + b * c.len * c.model);
 
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         size_t bytes = 0;
         cr_assert_eq(qkv_self_attention_scratch_size(&d, &bytes), QKV_OK);
         void *scratch = guarded_bytes(SLOT_SCRATCH, bytes, PLACE_AT_START);
@@ -300,8 +343,7 @@ static void check_layer(rng *r, layer_case c)
                              answers[b].bound + i * width, width);
             for (int64_t h = 0; h < c.q_heads && c.lse; h++)
                 for (int64_t i = 0; i < c.len; i++)
-                    expect_close("lse", tensor_row(&lse, b, h, i),
-                                 &answers[b].lse[h * c.len + i],
+                    expect_close("lse", tensor_row(&lse, b, h, i), &answers[b].lse[h * c.len + i],
                                  &answers[b].lse_bound[h * c.len + i], 1);
         }
         tensor_only_rows_written("out", &y);
@@ -319,12 +361,18 @@ static void check_layer(rng *r, layer_case c)
 
 static layer_case random_layer(rng *r)
 {
-    layer_case c = {.batch = rng_int(r, 1, 3), .len = rng_int(r, 1, 60),
-                    .model = rng_int(r, 1, 70), .kv_heads = rng_int(r, 1, 3),
-                    .head_dim = rng_int(r, 1, 40), .value_dim = rng_int(r, 1, 40),
-                    .out_dim = rng_int(r, 1, 70), .causal = rng_int(r, 0, 1),
-                    .out_in = rng_int(r, 0, 1), .bias = rng_int(r, 0, 1),
-                    .wo = rng_int(r, 0, 1), .lse = rng_int(r, 0, 1),
+    layer_case c = {.batch = rng_int(r, 1, 3),
+                    .len = rng_int(r, 1, 60),
+                    .model = rng_int(r, 1, 70),
+                    .kv_heads = rng_int(r, 1, 3),
+                    .head_dim = rng_int(r, 1, 40),
+                    .value_dim = rng_int(r, 1, 40),
+                    .out_dim = rng_int(r, 1, 70),
+                    .causal = rng_int(r, 0, 1),
+                    .out_in = rng_int(r, 0, 1),
+                    .bias = rng_int(r, 0, 1),
+                    .wo = rng_int(r, 0, 1),
+                    .lse = rng_int(r, 0, 1),
                     .input = (layout)rng_int(r, 0, LAYOUTS - 1),
                     .out = (layout)rng_int(r, 0, LAYOUT_PADDED)};
     c.q_heads = c.kv_heads * rng_int(r, 1, 3);
@@ -341,10 +389,16 @@ Test(layer, self_attention)
 Test(layer, empty_sequence)
 {
     float x[4] = {0}, w[4] = {1, 1, 1, 1}, y[4];
-    for_each_isa(isa) {
-        qkv_self_attention_desc d = {.size = sizeof d, .seq_len = 0, .model_dim = 2,
-                                     .head_dim = 2, .input = {.data = x}, .wq = {.weight = w},
-                                     .wk = {.weight = w}, .wv = {.weight = w},
+    for_each_isa(isa)
+    {
+        qkv_self_attention_desc d = {.size = sizeof d,
+                                     .seq_len = 0,
+                                     .model_dim = 2,
+                                     .head_dim = 2,
+                                     .input = {.data = x},
+                                     .wq = {.weight = w},
+                                     .wk = {.weight = w},
+                                     .wv = {.weight = w},
                                      .out = {.data = y}};
         size_t bytes = 1;
         canary_fill(y, 4);
@@ -373,8 +427,11 @@ static void token_by_token(const layer_case *c, const layer_weights *w, const fl
     for (int64_t t = 0; t < c->len; t++) {
         for (int i = 0; i < 3; i++) {
             const qkv_project_desc d = {
-                .size = sizeof d, .flags = c->out_in ? QKV_WEIGHT_OUT_IN : 0, .rows = 1,
-                .in_dim = c->model, .head_dim = w->out[i],
+                .size = sizeof d,
+                .flags = c->out_in ? QKV_WEIGHT_OUT_IN : 0,
+                .rows = 1,
+                .in_dim = c->model,
+                .head_dim = w->out[i],
                 .input = {.data = (void *)(uintptr_t)(x + t * c->model)},
                 .linear = {.weight = w->stored[i], .bias = c->bias ? w->bias[i] : NULL},
                 .out = {.data = cache[i] + t * w->out[i]}};
@@ -423,7 +480,8 @@ Test(layer, token_by_token)
         for (int64_t k = 0; k < c.len * c.model; k++)
             inputs[k] = (double)x[k];
         layer_answer a = ask_layer(&c, &w, inputs);
-        for_each_isa(isa) {
+        for_each_isa(isa)
+        {
             context("token by token on %s: len %lld, model %lld, heads %lld/%lld, dims %lld %lld",
                     qkv_isa_name(), (long long)c.len, (long long)c.model, (long long)c.q_heads,
                     (long long)c.kv_heads, (long long)c.head_dim, (long long)c.value_dim);
@@ -485,9 +543,16 @@ static void check_model(const char *input, bool whole)
 {
     const char *names[4][2] = {{"wq", "bq"}, {"wk", "bk"}, {"wv", "bv"}, {"wo", "bo"}};
     struct npy x = load_of(input, "x"), recorded = load_of(input, whole ? "out" : "context");
-    const layer_case c = {.batch = 1, .len = x.shape[0], .model = 384, .q_heads = 12,
-                          .kv_heads = 12, .head_dim = 32, .value_dim = 32, .out_dim = 384,
-                          .bias = true, .wo = whole};
+    const layer_case c = {.batch = 1,
+                          .len = x.shape[0],
+                          .model = 384,
+                          .q_heads = 12,
+                          .kv_heads = 12,
+                          .head_dim = 32,
+                          .value_dim = 32,
+                          .out_dim = 384,
+                          .bias = true,
+                          .wo = whole};
     layer_weights w = {.in = {384, 384, 384, 384}, .out = {384, 384, 384, 384}};
     struct npy weights[4], biases[4];
     for (int i = 0; i < 4; i++) {
@@ -505,7 +570,8 @@ static void check_model(const char *input, bool whole)
     tensor out = tensor_make(SLOT_OUT, 1, 1, c.len, 384, LAYOUT_PACKED, PLACE_AT_END);
     memcpy(in.data, x.data, (size_t)x.count * sizeof *x.data);
     const qkv_self_attention_desc d = describe(&c, &w, &in, &out, NULL);
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         context("%s, %s, on %s", input, whole ? "out" : "context", qkv_isa_name());
         size_t bytes = 0;
         cr_assert_eq(qkv_self_attention_scratch_size(&d, &bytes), QKV_OK);
@@ -565,10 +631,14 @@ static void check_model_weights(const char *input, double recorded_error)
         rows[i] = guarded(SLOT_FREE + i, len * 384, PLACE_AT_END);
     }
     float *weights = guarded(SLOT_OUT, len * len, PLACE_AT_END);
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         for (int i = 0; i < 2; i++) {
-            const qkv_project_desc d = {.size = sizeof d, .rows = len, .in_dim = 384,
-                                        .head_dim = 384, .input = {.data = x.data},
+            const qkv_project_desc d = {.size = sizeof d,
+                                        .rows = len,
+                                        .in_dim = 384,
+                                        .head_dim = 384,
+                                        .input = {.data = x.data},
                                         .linear = {.weight = w[i].data, .bias = b[i].data},
                                         .out = {.data = rows[i]}};
             size_t bytes = 0;
@@ -577,9 +647,9 @@ static void check_model_weights(const char *input, double recorded_error)
         }
         for (int64_t h = 0; h < 12; h++) {
             const float scale = 1.0f / sqrtf(32.0f);
-            cr_assert_eq(qkv_dot(rows[0] + h * 32, 384, rows[1] + h * 32, 384, weights, len, len,
-                                 len, 32),
-                         QKV_OK);
+            cr_assert_eq(
+                qkv_dot(rows[0] + h * 32, 384, rows[1] + h * 32, 384, weights, len, len, len, 32),
+                QKV_OK);
             cr_assert_eq(qkv_scale_softmax(weights, len, weights, len, NULL, len, len, scale),
                          QKV_OK);
             for (int64_t i = 0; i < len; i++) {

@@ -13,7 +13,7 @@
 #include <string.h>
 
 typedef struct line {
-    char member[256];      /* the object file it is in */
+    char member[256]; /* the object file it is in */
     char mnemonic[64], operands[160];
 } line;
 
@@ -78,15 +78,15 @@ static bool is_one_of(const char *mnemonic, const char *const *list)
 /* SSE3 to SSE4.2, BMI and the like: everything that x86-64 does not have.
  * VEX and EVEX instructions are recognised by their 'v' or their registers. */
 static const char *const above_baseline[] = {
-    "movddup",   "movshdup",  "movsldup", "haddps",   "haddpd",    "hsubps",   "addsubps",
-    "lddqu",     "pshufb",    "palignr",  "pabsd",    "phaddd",    "pmulhrsw", "pmaddubsw",
-    "blendps",   "blendvps",  "pblendvb", "pblendw",  "dpps",      "dppd",     "insertps",
-    "extractps", "pextrd",    "pextrq",   "pinsrd",   "pinsrq",    "pmulld",   "pmaxsd",
-    "pminsd",    "pmovsxdq",  "pmovzxdq", "pmovzxbw", "ptest",     "roundss",  "roundsd",
-    "roundps",   "roundpd",   "pcmpeqq",  "pcmpgtq",  "crc32",     "popcnt",   "lzcnt",
-    "tzcnt",     "andn",      "bextr",    "blsi",     "blsr",      "blsmsk",   "bzhi",
-    "mulx",      "pdep",      "pext",     "rorx",     "sarx",      "shlx",     "shrx",
-    "adcx",      "adox",      "movbe",    "sha256msg1", "aesenc",  "pclmulqdq", NULL};
+    "movddup",   "movshdup", "movsldup", "haddps",     "haddpd", "hsubps",    "addsubps",
+    "lddqu",     "pshufb",   "palignr",  "pabsd",      "phaddd", "pmulhrsw",  "pmaddubsw",
+    "blendps",   "blendvps", "pblendvb", "pblendw",    "dpps",   "dppd",      "insertps",
+    "extractps", "pextrd",   "pextrq",   "pinsrd",     "pinsrq", "pmulld",    "pmaxsd",
+    "pminsd",    "pmovsxdq", "pmovzxdq", "pmovzxbw",   "ptest",  "roundss",   "roundsd",
+    "roundps",   "roundpd",  "pcmpeqq",  "pcmpgtq",    "crc32",  "popcnt",    "lzcnt",
+    "tzcnt",     "andn",     "bextr",    "blsi",       "blsr",   "blsmsk",    "bzhi",
+    "mulx",      "pdep",     "pext",     "rorx",       "sarx",   "shlx",      "shrx",
+    "adcx",      "adox",     "movbe",    "sha256msg1", "aesenc", "pclmulqdq", NULL};
 
 static bool is_above_baseline(const line *l)
 {
@@ -110,8 +110,8 @@ static bool is_packed_arithmetic(const line *l)
 /* Advanced SIMD is the baseline; SVE registers and later dot products are not. */
 static bool is_above_baseline(const line *l)
 {
-    static const char *const later[] = {"sdot",  "udot",   "usdot", "smmla", "ummla", "bfdot",
-                                        "bfmmla", "fmlal", "fmlal2", NULL};
+    static const char *const later[] = {"sdot",  "udot",   "usdot", "smmla",  "ummla",
+                                        "bfdot", "bfmmla", "fmlal", "fmlal2", NULL};
     for (const char *z = strchr(l->operands, 'z'); z; z = strchr(z + 1, 'z'))
         if (isdigit((unsigned char)z[1]) && (z == l->operands || !isalnum((unsigned char)z[-1])) &&
             strchr(z, '.'))
@@ -122,7 +122,7 @@ static bool is_above_baseline(const line *l)
 /* "fmul v0.4s, v1.4s, v2.4s" and the like, but not "fmul s0, s1, s2". */
 static bool is_packed_arithmetic(const line *l)
 {
-    static const char *const operations[] = {"fadd", "fsub", "fmul", "fdiv", "fmla",  "fmls",
+    static const char *const operations[] = {"fadd", "fsub", "fmul",   "fdiv",  "fmla", "fmls",
                                              "fmax", "fmin", "fmaxnm", "fsqrt", NULL};
     return l->operands[0] == 'v' && is_one_of(l->mnemonic, operations);
 }

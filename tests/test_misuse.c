@@ -36,9 +36,16 @@ static void *moved(void *pointer, ptrdiff_t bytes)
 
 static problem base_problem(rng *r)
 {
-    problem p = problem_make((shape){.batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = 5,
-                                     .kv_len = 7, .head_dim = 6, .value_dim = 6, .q = LAYOUT_BSHD,
-                                     .kv = LAYOUT_BSHD, .out = LAYOUT_BSHD},
+    problem p = problem_make((shape){.batch = 2,
+                                     .q_heads = 4,
+                                     .kv_heads = 2,
+                                     .q_len = 5,
+                                     .kv_len = 7,
+                                     .head_dim = 6,
+                                     .value_dim = 6,
+                                     .q = LAYOUT_BSHD,
+                                     .kv = LAYOUT_BSHD,
+                                     .out = LAYOUT_BSHD},
                              r);
     p.desc.lse = p.lse.desc;
     return p;
@@ -158,7 +165,8 @@ static void outputs_intact(const problem *p, const char *what)
 Test(misuse, attention)
 {
     rng r = rng_make("misuse attention");
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         context("%s", qkv_isa_name());
         problem p = base_problem(&r);
         size_t bytes = 0;
@@ -179,8 +187,7 @@ Test(misuse, attention)
             expect_status("scratch_size", what, qkv_attention_scratch_size(&d, 1, &size), want);
             expect_status("task_count", what, qkv_attention_task_count(&d, &tasks), want);
             expect_status("attention", what, qkv_attention(&d, scratch, bytes), want);
-            expect_status("run_task", what, qkv_attention_run_task(&d, 0, 0, scratch, bytes),
-                          want);
+            expect_status("run_task", what, qkv_attention_run_task(&d, 0, 0, scratch, bytes), want);
             outputs_intact(&p, what);
             tally(isa, 1);
         }
@@ -192,7 +199,8 @@ Test(misuse, attention)
 Test(misuse, attention_calls)
 {
     rng r = rng_make("misuse calls");
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         context("%s", qkv_isa_name());
         problem p = base_problem(&r);
         size_t bytes = 0, size = 0;
@@ -238,12 +246,10 @@ Test(misuse, attention_calls)
         /* Scratch memory that lies over a tensor. */
         qkv_attention_desc over = p.desc;
         over.query.data = scratch;
-        expect_status("attention", "scratch", qkv_attention(&over, scratch, bytes),
-                      QKV_E_OVERLAP);
+        expect_status("attention", "scratch", qkv_attention(&over, scratch, bytes), QKV_E_OVERLAP);
         over = p.desc;
         over.lse.data = scratch + one - 4;
-        expect_status("attention", "scratch", qkv_attention(&over, scratch, bytes),
-                      QKV_E_OVERLAP);
+        expect_status("attention", "scratch", qkv_attention(&over, scratch, bytes), QKV_E_OVERLAP);
         outputs_intact(&p, "calls");
         tally(isa, 20);
         free(scratch);
@@ -276,8 +282,13 @@ Test(misuse, legal_interleaving)
 {
     rng r = rng_make("interleaved");
     for (int64_t q_len = 1; q_len <= 30; q_len += 29) {
-        problem p = problem_make((shape){.batch = 1, .q_heads = 2, .kv_heads = 2, .q_len = q_len,
-                                         .kv_len = 9, .head_dim = 6, .value_dim = 5},
+        problem p = problem_make((shape){.batch = 1,
+                                         .q_heads = 2,
+                                         .kv_heads = 2,
+                                         .q_len = q_len,
+                                         .kv_len = 9,
+                                         .head_dim = 6,
+                                         .value_dim = 5},
                                  &r);
         const int64_t row = 2 * (6 + 5), count[3] = {1, 2, q_len};
         float *both = guarded(SLOT_FREE, q_len * row, PLACE_AT_END);
@@ -285,15 +296,25 @@ Test(misuse, legal_interleaving)
         p.desc.query = p.query.desc;
         p.out = tensor_at(both + 6, count, (int64_t[]){0, 11, row}, 5);
         p.desc.out = p.out.desc;
-        double *want = doubles(SLOTS - 1, 2 * q_len * 5), *bound = doubles(SLOTS - 2, 2 * q_len * 5);
+        double *want = doubles(SLOTS - 1, 2 * q_len * 5),
+               *bound = doubles(SLOTS - 2, 2 * q_len * 5);
         tensor_fill(&p.query, &r, 1.0f);
-        const oracle_attention o = {
-            .batch = 1, .q_heads = 2, .kv_heads = 2, .q_len = q_len, .kv_len = 9, .head_dim = 6,
-            .value_dim = 5, .scale = 1.0 / sqrt(6.0), .q = tensor_doubles(&p.query, SLOTS - 3),
-            .k = tensor_doubles(&p.key, SLOTS - 4), .v = tensor_doubles(&p.value, SLOTS - 5),
-            .out = want, .out_bound = bound};
+        const oracle_attention o = {.batch = 1,
+                                    .q_heads = 2,
+                                    .kv_heads = 2,
+                                    .q_len = q_len,
+                                    .kv_len = 9,
+                                    .head_dim = 6,
+                                    .value_dim = 5,
+                                    .scale = 1.0 / sqrt(6.0),
+                                    .q = tensor_doubles(&p.query, SLOTS - 3),
+                                    .k = tensor_doubles(&p.key, SLOTS - 4),
+                                    .v = tensor_doubles(&p.value, SLOTS - 5),
+                                    .out = want,
+                                    .out_bound = bound};
         oracle_attention_run(&o);
-        for_each_isa(isa) {
+        for_each_isa(isa)
+        {
             cr_assert_eq(problem_run(&p), QKV_OK);
             guards_intact();
             tensor_expect("out", &p.out, want, bound);
@@ -307,9 +328,16 @@ Test(misuse, optional_pointers)
 {
     rng r = rng_make("optional");
     for (int flags = 0; flags < 4; flags++) {
-        shape s = {.batch = 1, .q_heads = 1, .kv_heads = 1, .q_len = 4, .kv_len = 4,
-                   .head_dim = 4, .value_dim = 4, .causal = (flags & QKV_CAUSAL) != 0,
-                   .scale_set = (flags & QKV_SCALE_SET) != 0, .no_lse = true};
+        shape s = {.batch = 1,
+                   .q_heads = 1,
+                   .kv_heads = 1,
+                   .q_len = 4,
+                   .kv_len = 4,
+                   .head_dim = 4,
+                   .value_dim = 4,
+                   .causal = (flags & QKV_CAUSAL) != 0,
+                   .scale_set = (flags & QKV_SCALE_SET) != 0,
+                   .no_lse = true};
         check_shape(s, &r);
         problem p = problem_make(s, &r);
         p.desc.lse.dtype = 999; /* without data it is not looked at */
@@ -388,8 +416,8 @@ static bool misuse_softmax(int n, step_args *s, const char **what, qkv_status *w
 
 static qkv_status call_dot(const step_args *s)
 {
-    return qkv_dot(s->a, s->a_stride, s->b, s->b_stride, s->out, s->out_stride, s->rows,
-                   s->kv_len, s->dim);
+    return qkv_dot(s->a, s->a_stride, s->b, s->b_stride, s->out, s->out_stride, s->rows, s->kv_len,
+                   s->dim);
 }
 
 static qkv_status call_softmax(const step_args *s)
@@ -413,9 +441,19 @@ static void misuse_step(const char *name, qkv_status (*call)(const step_args *),
     float *out = guarded(2, N, PLACE_AT_END), *lse = guarded(3, 7, PLACE_AT_END);
     for (int i = 0; i < N; i++)
         a[i] = b[i] = 0.5f;
-    const step_args good = {.a = a, .b = b, .out = out, .lse = lse, .a_stride = 9, .b_stride = 9,
-                            .out_stride = 9, .rows = 7, .kv_len = 7, .dim = 7, .scale = 1.0f};
-    for_each_isa(isa) {
+    const step_args good = {.a = a,
+                            .b = b,
+                            .out = out,
+                            .lse = lse,
+                            .a_stride = 9,
+                            .b_stride = 9,
+                            .out_stride = 9,
+                            .rows = 7,
+                            .kv_len = 7,
+                            .dim = 7,
+                            .scale = 1.0f};
+    for_each_isa(isa)
+    {
         context("%s on %s", name, qkv_isa_name());
         const char *what = "";
         qkv_status want = QKV_OK;
@@ -510,10 +548,16 @@ Test(misuse, project)
     memset(x, 0, ROWS * IN * sizeof *x);
     memset(w, 0, IN * WIDTH * sizeof *w);
     memset(bias, 0, WIDTH * sizeof *bias);
-    const qkv_project_desc good = {.size = sizeof good, .rows = ROWS, .in_dim = IN, .heads = 2,
-                                   .head_dim = 5, .input = {.data = x},
-                                   .linear = {.weight = w, .bias = bias}, .out = {.data = y}};
-    for_each_isa(isa) {
+    const qkv_project_desc good = {.size = sizeof good,
+                                   .rows = ROWS,
+                                   .in_dim = IN,
+                                   .heads = 2,
+                                   .head_dim = 5,
+                                   .input = {.data = x},
+                                   .linear = {.weight = w, .bias = bias},
+                                   .out = {.data = y}};
+    for_each_isa(isa)
+    {
         context("%s", qkv_isa_name());
         size_t bytes = 0, size = 0;
         cr_assert_eq(qkv_project_scratch_size(&good, &bytes), QKV_OK);
@@ -599,11 +643,20 @@ Test(misuse, self_attention)
     memset(x, 0, LEN * MODEL * sizeof *x);
     memset(w, 0, MODEL * MODEL * sizeof *w);
     const qkv_linear linear = {.weight = w};
-    const qkv_self_attention_desc good = {
-        .size = sizeof good, .seq_len = LEN, .model_dim = MODEL, .q_heads = 2, .head_dim = 2,
-        .input = {.data = x}, .wq = linear, .wk = linear, .wv = linear, .wo = linear,
-        .out = {.data = y}, .lse = {.data = lse}};
-    for_each_isa(isa) {
+    const qkv_self_attention_desc good = {.size = sizeof good,
+                                          .seq_len = LEN,
+                                          .model_dim = MODEL,
+                                          .q_heads = 2,
+                                          .head_dim = 2,
+                                          .input = {.data = x},
+                                          .wq = linear,
+                                          .wk = linear,
+                                          .wv = linear,
+                                          .wo = linear,
+                                          .out = {.data = y},
+                                          .lse = {.data = lse}};
+    for_each_isa(isa)
+    {
         context("%s", qkv_isa_name());
         size_t bytes = 0, size = 0;
         cr_assert_eq(qkv_self_attention_scratch_size(&good, &bytes), QKV_OK);
@@ -652,17 +705,36 @@ Test(misuse, strerror_knows_every_status)
  */
 static int64_t odd_number(rng *r)
 {
-    const int64_t odd[] = {0, 0, 0, 1, 1, 2, 3, 8, 64, -1, 1000, INT64_C(1) << 20,
-                           INT64_C(1) << 31, INT64_C(1) << 32, INT64_C(1) << 40,
-                           INT64_C(1) << 59, HUGE_SIZE, INT64_MAX, INT64_MIN, INT64_MAX / 3};
+    const int64_t odd[] = {0,
+                           0,
+                           0,
+                           1,
+                           1,
+                           2,
+                           3,
+                           8,
+                           64,
+                           -1,
+                           1000,
+                           INT64_C(1) << 20,
+                           INT64_C(1) << 31,
+                           INT64_C(1) << 32,
+                           INT64_C(1) << 40,
+                           INT64_C(1) << 59,
+                           HUGE_SIZE,
+                           INT64_MAX,
+                           INT64_MIN,
+                           INT64_MAX / 3};
     return odd[rng_int(r, 0, (int64_t)(sizeof odd / sizeof *odd) - 1)];
 }
 
 static qkv_tensor odd_tensor(rng *r)
 {
     const uintptr_t places[] = {0, 0x1000, 0x1004, 0x10000000, 0x7fff00000000, UINTPTR_MAX - 3};
-    return (qkv_tensor){.data = (void *)places[rng_int(r, 0, 5)], .stride_batch = odd_number(r),
-                        .stride_head = odd_number(r), .stride_row = odd_number(r),
+    return (qkv_tensor){.data = (void *)places[rng_int(r, 0, 5)],
+                        .stride_batch = odd_number(r),
+                        .stride_head = odd_number(r),
+                        .stride_row = odd_number(r),
                         .flags = (int32_t)rng_int(r, 0, 1)};
 }
 
@@ -671,12 +743,20 @@ Test(misuse, odd_descriptors)
     rng r = rng_make("odd");
     int accepted = 0;
     for (int64_t i = effort_cases(400000); i > 0; i--) {
-        qkv_attention_desc d = {
-            .size = sizeof d, .flags = (int32_t)rng_int(&r, 0, 3), .batch = odd_number(&r),
-            .q_heads = odd_number(&r), .kv_heads = odd_number(&r), .q_len = odd_number(&r),
-            .kv_len = odd_number(&r), .head_dim = odd_number(&r), .value_dim = odd_number(&r),
-            .query = odd_tensor(&r), .key = odd_tensor(&r), .value = odd_tensor(&r),
-            .out = odd_tensor(&r), .lse = odd_tensor(&r)};
+        qkv_attention_desc d = {.size = sizeof d,
+                                .flags = (int32_t)rng_int(&r, 0, 3),
+                                .batch = odd_number(&r),
+                                .q_heads = odd_number(&r),
+                                .kv_heads = odd_number(&r),
+                                .q_len = odd_number(&r),
+                                .kv_len = odd_number(&r),
+                                .head_dim = odd_number(&r),
+                                .value_dim = odd_number(&r),
+                                .query = odd_tensor(&r),
+                                .key = odd_tensor(&r),
+                                .value = odd_tensor(&r),
+                                .out = odd_tensor(&r),
+                                .lse = odd_tensor(&r)};
         size_t bytes = 0;
         int64_t tasks = 0;
         const qkv_status status = qkv_attention_supports(&d, NULL);
@@ -685,17 +765,32 @@ Test(misuse, odd_descriptors)
         cr_assert_eq(qkv_attention_task_count(&d, &tasks), status);
         cr_assert(status != QKV_OK || (tasks >= 0 && bytes <= PTRDIFF_MAX));
 
-        qkv_project_desc p = {.size = sizeof p, .batch = d.batch, .rows = d.q_len,
-                              .in_dim = d.kv_len, .heads = d.q_heads, .head_dim = d.head_dim,
-                              .input = d.query, .out = d.out,
-                              .linear = {.weight = d.key.data, .stride = d.key.stride_row,
-                                         .bias = d.value.data}};
+        qkv_project_desc p = {
+            .size = sizeof p,
+            .batch = d.batch,
+            .rows = d.q_len,
+            .in_dim = d.kv_len,
+            .heads = d.q_heads,
+            .head_dim = d.head_dim,
+            .input = d.query,
+            .out = d.out,
+            .linear = {.weight = d.key.data, .stride = d.key.stride_row, .bias = d.value.data}};
         qkv_project_scratch_size(&p, &bytes);
-        qkv_self_attention_desc l = {
-            .size = sizeof l, .batch = d.batch, .seq_len = d.q_len, .model_dim = d.kv_len,
-            .q_heads = d.q_heads, .kv_heads = d.kv_heads, .head_dim = d.head_dim,
-            .value_dim = d.value_dim, .input = d.query, .wq = p.linear, .wk = p.linear,
-            .wv = p.linear, .wo = p.linear, .out = d.out, .lse = d.lse};
+        qkv_self_attention_desc l = {.size = sizeof l,
+                                     .batch = d.batch,
+                                     .seq_len = d.q_len,
+                                     .model_dim = d.kv_len,
+                                     .q_heads = d.q_heads,
+                                     .kv_heads = d.kv_heads,
+                                     .head_dim = d.head_dim,
+                                     .value_dim = d.value_dim,
+                                     .input = d.query,
+                                     .wq = p.linear,
+                                     .wk = p.linear,
+                                     .wv = p.linear,
+                                     .wo = p.linear,
+                                     .out = d.out,
+                                     .lse = d.lse};
         qkv_self_attention_scratch_size(&l, &bytes);
     }
     cr_assert_gt(accepted, 0);

@@ -79,14 +79,23 @@ static void compare(problem *p, int id, const recorded_case *c)
     const int64_t rows = (int64_t)c->batch * c->heads * c->q_len;
     double *o_bound = doubles(SLOTS - 1, out.count), *l_bound = doubles(SLOTS - 2, rows);
     double *exact = doubles(SLOTS - 3, out.count), *exact_lse = doubles(SLOTS - 4, rows);
-    const oracle_attention o = {
-        .batch = c->batch, .q_heads = c->heads, .kv_heads = c->kv_heads, .q_len = c->q_len,
-        .kv_len = c->kv_len, .head_dim = c->head_dim, .value_dim = c->value_dim,
-        .causal = c->causal,
-        .scale = p->s.scale_set ? (double)p->s.scale : 1.0 / sqrt((double)c->head_dim),
-        .q = tensor_doubles(&p->query, SLOTS - 5), .k = tensor_doubles(&p->key, SLOTS - 6),
-        .v = tensor_doubles(&p->value, SLOTS - 7), .out = exact, .out_bound = o_bound,
-        .lse = exact_lse, .lse_bound = l_bound};
+    const oracle_attention o = {.batch = c->batch,
+                                .q_heads = c->heads,
+                                .kv_heads = c->kv_heads,
+                                .q_len = c->q_len,
+                                .kv_len = c->kv_len,
+                                .head_dim = c->head_dim,
+                                .value_dim = c->value_dim,
+                                .causal = c->causal,
+                                .scale = p->s.scale_set ? (double)p->s.scale
+                                                        : 1.0 / sqrt((double)c->head_dim),
+                                .q = tensor_doubles(&p->query, SLOTS - 5),
+                                .k = tensor_doubles(&p->key, SLOTS - 6),
+                                .v = tensor_doubles(&p->value, SLOTS - 7),
+                                .out = exact,
+                                .out_bound = o_bound,
+                                .lse = exact_lse,
+                                .lse_bound = l_bound};
     oracle_attention_run(&o);
     widen(o_bound, out.count, 5.3e-7);
     for (int64_t i = 0; i < rows; i++)
@@ -98,7 +107,8 @@ static void compare(problem *p, int id, const recorded_case *c)
         exact[i] = (double)out.data[i];
     for (int64_t i = 0; i < rows; i++)
         exact_lse[i] = (double)lse.data[i];
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         problem_reset(p);
         cr_assert_eq(problem_run(p), QKV_OK);
         guards_intact();
@@ -116,9 +126,14 @@ Test(recorded, pytorch)
     for (int id = 0; id < CASES; id++) {
         context("case %d", id);
         const recorded_case c = find_case(id);
-        shape s = {.batch = c.batch, .q_heads = c.heads, .kv_heads = c.kv_heads,
-                   .q_len = c.q_len, .kv_len = c.kv_len, .head_dim = c.head_dim,
-                   .value_dim = c.value_dim, .causal = c.causal};
+        shape s = {.batch = c.batch,
+                   .q_heads = c.heads,
+                   .kv_heads = c.kv_heads,
+                   .q_len = c.q_len,
+                   .kv_len = c.kv_len,
+                   .head_dim = c.head_dim,
+                   .value_dim = c.value_dim,
+                   .causal = c.causal};
         if (strcmp(c.scale, "default") != 0) {
             s.scale_set = true;
             s.scale = strtof(c.scale, NULL);

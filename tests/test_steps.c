@@ -34,7 +34,8 @@ static void check_dot(rng *r, int64_t rows, int64_t keys, int64_t dim, int64_t p
         for (int64_t j = 0; j < keys; j++)
             want[i * keys + j] =
                 oracle_dot(q + i * q_stride, k + j * k_stride, dim, &bound[i * keys + j], NULL);
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         canary_fill(s, rows && keys ? (rows - 1) * s_stride + keys : 0);
         cr_assert_eq(qkv_dot(q, q_stride, k, k_stride, s, s_stride, rows, keys, dim), QKV_OK);
         guards_intact();
@@ -78,7 +79,8 @@ static void check_softmax(rng *r, int64_t rows, int64_t n, int64_t pad, int plac
                        lse_bound + i);
     float *saved = malloc((size_t)(extent + 1) * sizeof *saved);
     memcpy(saved, in, (size_t)extent * sizeof *saved);
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         memcpy(in, saved, (size_t)extent * sizeof *saved);
         canary_fill(lse, rows);
         if (!in_place)
@@ -101,15 +103,16 @@ Test(steps, scale_softmax)
         if (effort_takes(n))
             check_softmax(&r, 3, n, n % 5, (int)(n % PLACES), n % 2, 0.5f, 4.0f);
     for (int64_t i = effort_cases(200); i > 0; i--)
-        check_softmax(&r, rng_int(&r, 0, 9), rng_int(&r, 0, i % 8 ? 300 : 6000),
-                      rng_int(&r, 0, 6), (int)rng_int(&r, 0, PLACES - 1), i % 3 == 0,
+        check_softmax(&r, rng_int(&r, 0, 9), rng_int(&r, 0, i % 8 ? 300 : 6000), rng_int(&r, 0, 6),
+                      (int)rng_int(&r, 0, PLACES - 1), i % 3 == 0,
                       i % 7 ? rng_uniform(&r, -2.0f, 2.0f) : 0.0f, i % 5 ? 3.0f : 300.0f);
 }
 
 /* A row of -infinity of any length: zeros, and the log-sum-exp -infinity. */
 Test(steps, masked_rows)
 {
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         for (int64_t n = 0; n <= 300; n++) {
             context("%s: n %lld", qkv_isa_name(), (long long)n);
             float *scores = guarded(SLOT_A, n, PLACE_AT_END);
@@ -130,7 +133,8 @@ Test(steps, masked_rows)
 /* +infinity and NaN at every index, and two of the former: the row is NaN. */
 Test(steps, infinite_scores)
 {
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         for (int n = 1; n <= 40; n++) {
             for (int at = 0; at < n; at++) {
                 for (int kind = 0; kind < 3; kind++) {
@@ -140,8 +144,8 @@ Test(steps, infinite_scores)
                     scores[0][at] = kind == 2 ? NAN : INFINITY;
                     if (kind == 1)
                         scores[0][n - 1 - at] = INFINITY;
-                    cr_assert_eq(
-                        qkv_scale_softmax(scores[0], 40, scores[0], 40, lse, 2, n, 1.0f), QKV_OK);
+                    cr_assert_eq(qkv_scale_softmax(scores[0], 40, scores[0], 40, lse, 2, n, 1.0f),
+                                 QKV_OK);
                     context("%s: n %d, at %d", qkv_isa_name(), n, at);
                     for (int j = 0; j < n; j++)
                         if (!isnan(scores[0][j]) || isnan(scores[1][j]))
@@ -160,8 +164,8 @@ static void check_weighted_sum(rng *r, int64_t rows, int64_t keys, int64_t dim, 
 {
     const int64_t w_stride = pad == 5 ? 0 : keys + pad, v_stride = pad == 6 ? 0 : dim + pad;
     const int64_t o_stride = dim + pad;
-    context("qkv_weighted_sum: rows %lld, keys %lld, dim %lld, pad %lld, place %d",
-            (long long)rows, (long long)keys, (long long)dim, (long long)pad, place);
+    context("qkv_weighted_sum: rows %lld, keys %lld, dim %lld, pad %lld, place %d", (long long)rows,
+            (long long)keys, (long long)dim, (long long)pad, place);
     const float *w = matrix(SLOT_A, r, rows, w_stride, keys, place, 1.0f);
     float *v = matrix(SLOT_B, r, keys, v_stride, dim, place, 1.0f);
     float *o = matrix(SLOT_C, NULL, rows, o_stride, dim, place, 1.0f);
@@ -169,7 +173,8 @@ static void check_weighted_sum(rng *r, int64_t rows, int64_t keys, int64_t dim, 
     for (int64_t i = 0; i < rows; i++)
         oracle_weighted_sum(w + i * w_stride, v, v_stride, keys, dim, want + i * dim,
                             bound + i * dim);
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         canary_fill(o, rows && dim ? (rows - 1) * o_stride + dim : 0);
         cr_assert_eq(qkv_weighted_sum(w, w_stride, v, v_stride, o, o_stride, rows, keys, dim),
                      QKV_OK);
@@ -188,8 +193,7 @@ Test(steps, weighted_sum)
             check_weighted_sum(&r, 3, dim % 11, dim, dim % 7, (int)(dim % PLACES));
     for (int64_t i = effort_cases(200); i > 0; i--)
         check_weighted_sum(&r, rng_int(&r, 0, 20), rng_int(&r, 0, i % 8 ? 300 : 5000),
-                           rng_int(&r, 0, 150), rng_int(&r, 0, 6),
-                           (int)rng_int(&r, 0, PLACES - 1));
+                           rng_int(&r, 0, 150), rng_int(&r, 0, 6), (int)rng_int(&r, 0, PLACES - 1));
 }
 
 /* A weight of 0 has no say even where its value is NaN, in any block. */
@@ -197,7 +201,8 @@ Test(steps, zero_weights)
 {
     enum { KEYS = 1100, DIM = 11 };
     static float w[9][KEYS], v[KEYS][DIM], out[9][DIM];
-    for_each_isa(isa) {
+    for_each_isa(isa)
+    {
         for (int at = 0; at < KEYS; at += 73) {
             for (int i = 0; i < 9; i++)
                 for (int j = 0; j < KEYS; j++)
@@ -227,30 +232,43 @@ Test(steps, agree_with_the_fused_call)
 {
     rng r = rng_make("steps fused");
     for (int64_t i = effort_cases(60); i > 0; i--) {
-        shape s = {.batch = 1, .q_heads = 1, .kv_heads = 1, .q_len = rng_int(&r, 1, 40),
-                   .kv_len = rng_int(&r, 1, 200), .head_dim = rng_int(&r, 1, 70),
-                   .value_dim = rng_int(&r, 1, 70), .scale = 0.25f};
+        shape s = {.batch = 1,
+                   .q_heads = 1,
+                   .kv_heads = 1,
+                   .q_len = rng_int(&r, 1, 40),
+                   .kv_len = rng_int(&r, 1, 200),
+                   .head_dim = rng_int(&r, 1, 70),
+                   .value_dim = rng_int(&r, 1, 70),
+                   .scale = 0.25f};
         problem p = problem_make(s, &r);
         problem_check(&p); /* against the oracle; leaves want and bound behind */
         double *want = doubles(SLOTS - 1, s.q_len * s.value_dim);
         double *bound = doubles(SLOTS - 2, s.q_len * s.value_dim);
-        const oracle_attention o = {
-            .batch = 1, .q_heads = 1, .kv_heads = 1, .q_len = s.q_len, .kv_len = s.kv_len,
-            .head_dim = s.head_dim, .value_dim = s.value_dim, .scale = 0.25,
-            .q = tensor_doubles(&p.query, SLOTS - 3), .k = tensor_doubles(&p.key, SLOTS - 4),
-            .v = tensor_doubles(&p.value, SLOTS - 5), .out = want, .out_bound = bound};
+        const oracle_attention o = {.batch = 1,
+                                    .q_heads = 1,
+                                    .kv_heads = 1,
+                                    .q_len = s.q_len,
+                                    .kv_len = s.kv_len,
+                                    .head_dim = s.head_dim,
+                                    .value_dim = s.value_dim,
+                                    .scale = 0.25,
+                                    .q = tensor_doubles(&p.query, SLOTS - 3),
+                                    .k = tensor_doubles(&p.key, SLOTS - 4),
+                                    .v = tensor_doubles(&p.value, SLOTS - 5),
+                                    .out = want,
+                                    .out_bound = bound};
         oracle_attention_run(&o);
         float *scores = guarded(SLOT_FREE, s.q_len * s.kv_len, PLACE_AT_END);
-        for_each_isa(isa) {
-            cr_assert_eq(qkv_dot(p.query.data, s.head_dim, p.key.data, s.head_dim, scores,
-                                 s.kv_len, s.q_len, s.kv_len, s.head_dim),
+        for_each_isa(isa)
+        {
+            cr_assert_eq(qkv_dot(p.query.data, s.head_dim, p.key.data, s.head_dim, scores, s.kv_len,
+                                 s.q_len, s.kv_len, s.head_dim),
                          QKV_OK);
             cr_assert_eq(qkv_scale_softmax(scores, s.kv_len, scores, s.kv_len, NULL, s.q_len,
                                            s.kv_len, 0.25f),
                          QKV_OK);
-            cr_assert_eq(qkv_weighted_sum(scores, s.kv_len, p.value.data, s.value_dim,
-                                          p.out.data, s.value_dim, s.q_len, s.kv_len,
-                                          s.value_dim),
+            cr_assert_eq(qkv_weighted_sum(scores, s.kv_len, p.value.data, s.value_dim, p.out.data,
+                                          s.value_dim, s.q_len, s.kv_len, s.value_dim),
                          QKV_OK);
             context("the steps on %s: q_len %lld, kv_len %lld, head_dim %lld", qkv_isa_name(),
                     (long long)s.q_len, (long long)s.kv_len, (long long)s.head_dim);

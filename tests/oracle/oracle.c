@@ -140,9 +140,9 @@ static double logit(const oracle_attention *a, const row *r, int64_t j, double *
         absolute += (fabs(q) + dq) * (fabs(k) + dk);
         inherited += fabs(q) * dk + fabs(k) * dq + dq * dk;
     }
-    *error = fabs(a->scale) *
-             (inherited + (oracle_dot_terms(a->head_dim) + 2) * ORACLE_U * absolute +
-              (double)a->head_dim * half_denormal);
+    *error =
+        fabs(a->scale) * (inherited + (oracle_dot_terms(a->head_dim) + 2) * ORACLE_U * absolute +
+                          (double)a->head_dim * half_denormal);
     return a->scale * sum;
 }
 
