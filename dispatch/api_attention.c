@@ -48,8 +48,11 @@ static qkv_status check_tensors(const qkv_attention_desc *d, qkv_attention_probl
     if (!status)
         status = qkv_view_tensor(&d->out, d->batch, d->q_heads, d->q_len, d->value_dim, QKV_OUTPUT,
                                  &p->out);
+    if (!status && d->lse.data && d->lse.dtype != QKV_F32)
+        status = QKV_E_DTYPE;
     if (!status && d->lse.data)
         status = qkv_view_tensor(&d->lse, d->batch, d->q_heads, d->q_len, 1, QKV_OUTPUT, &p->lse);
+    p->narrow = (p->query.dtype | p->key.dtype | p->value.dtype | p->out.dtype) != QKV_F32;
     return status;
 }
 
@@ -88,8 +91,8 @@ qkv_status qkv_check_attention(const qkv_attention_desc *desc, qkv_attention_pro
         status = check_tensors(&d, p);
     if (!status)
         status = check_overlap(p);
-    /* The row driver's scratch memory is some rows of values. */
-    if (!status && d.value_dim > INT64_MAX / 1024)
+    /* The row driver's scratch memory is some rows of queries and values. */
+    if (!status && (d.value_dim > INT64_MAX / 4096 || d.head_dim > INT64_MAX / 4096))
         status = QKV_E_OVERFLOW;
     return status;
 }

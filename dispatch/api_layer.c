@@ -9,6 +9,15 @@ typedef struct linear_views {
     qkv_view weight, bias; /* bias.data NULL: none */
 } linear_views;
 
+/* A tensor that must be f32 here, for now. */
+static qkv_status view_f32(const qkv_tensor *tensor, int64_t batch, int64_t heads, int64_t rows,
+                           int64_t dim, qkv_access access, qkv_view *view)
+{
+    if (tensor->dtype == QKV_F16 || tensor->dtype == QKV_BF16)
+        return QKV_E_UNSUPPORTED;
+    return qkv_view_tensor(tensor, batch, heads, rows, dim, access, view);
+}
+
 static qkv_status check_linear(const qkv_linear *linear, int32_t flags, int64_t in, int64_t out,
                                linear_views *views)
 {
@@ -77,13 +86,12 @@ static qkv_status check_project(const qkv_project_desc *desc, project_problem *p
     if (!qkv_mul(d.heads, d.head_dim, &columns))
         return QKV_E_OVERFLOW;
     p->projection = projection_of(&d.linear, d.flags, d.in_dim, columns);
-    status =
-        qkv_view_tensor(&d.input, d.batch, 1, d.rows, d.in_dim, QKV_INPUT, &p->projection.input);
+    status = view_f32(&d.input, d.batch, 1, d.rows, d.in_dim, QKV_INPUT, &p->projection.input);
     if (!status)
         status = check_linear(&d.linear, d.flags, d.in_dim, columns, &p->linear);
     if (!status)
-        status = qkv_view_tensor(&d.out, d.batch, d.heads, d.rows, d.head_dim, QKV_OUTPUT,
-                                 &p->projection.out);
+        status =
+            view_f32(&d.out, d.batch, d.heads, d.rows, d.head_dim, QKV_OUTPUT, &p->projection.out);
     if (status)
         return status;
 
@@ -186,7 +194,7 @@ static qkv_status check_layer_tensors(const qkv_self_attention_desc *d, const la
     const int64_t outs[WEIGHTS] = {w->q, w->k, w->v, d->out_dim};
 
     qkv_status status =
-        qkv_view_tensor(&d->input, d->batch, 1, d->seq_len, d->model_dim, QKV_INPUT, &p->input);
+        view_f32(&d->input, d->batch, 1, d->seq_len, d->model_dim, QKV_INPUT, &p->input);
     p->has_wo = d->wo.weight != NULL;
     for (int i = 0; i < WEIGHTS && !status; i++) {
         if (i == WO && !p->has_wo)
@@ -195,10 +203,10 @@ static qkv_status check_layer_tensors(const qkv_self_attention_desc *d, const la
         p->projection[i] = projection_of(linears[i], d->flags, ins[i], outs[i]);
     }
     if (!status)
-        status = qkv_view_tensor(&d->out, d->batch, 1, d->seq_len,
-                                 p->has_wo ? d->out_dim : w->joined, QKV_OUTPUT, &p->out);
+        status = view_f32(&d->out, d->batch, 1, d->seq_len, p->has_wo ? d->out_dim : w->joined,
+                          QKV_OUTPUT, &p->out);
     if (!status && d->lse.data)
-        status = qkv_view_tensor(&d->lse, d->batch, d->q_heads, d->seq_len, 1, QKV_OUTPUT, &p->lse);
+        status = view_f32(&d->lse, d->batch, d->q_heads, d->seq_len, 1, QKV_OUTPUT, &p->lse);
     return status;
 }
 
@@ -326,7 +334,7 @@ static qkv_view of_batch(const qkv_view *view, int64_t batch)
 {
     qkv_view one = *view;
     if (one.data)
-        one.data += batch * view->stride[QKV_AXIS_BATCH];
+        one.data = qkv_view_row(view, batch, 0, 0);
     one.count[QKV_AXIS_BATCH] = 1;
     one.stride[QKV_AXIS_BATCH] = 0;
     return one;

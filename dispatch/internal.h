@@ -168,6 +168,15 @@ typedef struct qkv_gemm_args {
 } qkv_gemm_args;
 typedef void qkv_gemm_f32_fn(const qkv_gemm_args *args);
 
+/*
+ * y[i] = x[i] in another type; x and y do not overlap. Widening is exact,
+ * narrowing rounds once, to nearest, ties to even; a NaN becomes a quiet NaN.
+ */
+typedef void qkv_widen_f16_fn(const uint16_t *x, float *y, int64_t n);
+typedef void qkv_widen_bf16_fn(const uint16_t *x, float *y, int64_t n);
+typedef void qkv_narrow_f16_fn(const float *x, uint16_t *y, int64_t n);
+typedef void qkv_narrow_bf16_fn(const float *x, uint16_t *y, int64_t n);
+
 /* The kernels of one ISA and the sizes that its tiles have. */
 typedef struct qkv_kernels {
     const char *name;

@@ -24,10 +24,16 @@ bool qkv_view_empty(const qkv_view *v)
     return v->dim == 0 || v->count[0] == 0 || v->count[1] == 0 || v->count[2] == 0;
 }
 
-float *qkv_view_row(const qkv_view *v, int64_t batch, int64_t head, int64_t row)
+int64_t qkv_element_size(int32_t dtype)
 {
-    return v->data + batch * v->stride[QKV_AXIS_BATCH] + head * v->stride[QKV_AXIS_HEAD] +
-           row * v->stride[QKV_AXIS_ROW];
+    return dtype == QKV_F32 ? 4 : 2;
+}
+
+void *qkv_view_row(const qkv_view *v, int64_t batch, int64_t head, int64_t row)
+{
+    const int64_t element = batch * v->stride[QKV_AXIS_BATCH] + head * v->stride[QKV_AXIS_HEAD] +
+                            row * v->stride[QKV_AXIS_ROW];
+    return (char *)v->data + element * qkv_element_size(v->dtype);
 }
 
 /* Elements from the first to one past the last; false if it overflows. */
@@ -90,15 +96,16 @@ static qkv_status check_view(qkv_view *v, bool packed, qkv_access access)
         if (v->count[axis] == 1)
             v->stride[axis] = 0;
 
+    const int64_t element = qkv_element_size(v->dtype);
     int64_t span;
-    if (!view_span(v, &span) || span > PTRDIFF_MAX / (int64_t)sizeof *v->data)
+    if (!view_span(v, &span) || span > PTRDIFF_MAX / element)
         return QKV_E_OVERFLOW;
     if (!v->data)
         return QKV_E_NULL;
     const uintptr_t address = (uintptr_t)v->data;
-    if (address % _Alignof(float) != 0)
+    if (address % (uintptr_t)element != 0)
         return QKV_E_ALIGN;
-    if ((uintptr_t)span * sizeof *v->data > UINTPTR_MAX - address)
+    if ((uintptr_t)(span * element) > UINTPTR_MAX - address)
         return QKV_E_OVERFLOW;
     if (access == QKV_OUTPUT && !rows_are_apart(v))
         return QKV_E_STRIDE;
@@ -110,12 +117,13 @@ qkv_status qkv_view_tensor(const qkv_tensor *t, int64_t batch, int64_t heads, in
 {
     if (t->dtype < QKV_F32 || t->dtype > QKV_Q4_0)
         return QKV_E_DTYPE;
-    if (t->dtype != QKV_F32)
+    if (t->dtype > QKV_BF16)
         return QKV_E_UNSUPPORTED;
     if (t->flags & ~QKV_TENSOR_STRIDED)
         return QKV_E_FLAGS;
 
     *view = (qkv_view){.data = t->data,
+                       .dtype = t->dtype,
                        .count = {batch, heads, rows},
                        .stride = {t->stride_batch, t->stride_head, t->stride_row},
                        .dim = dim};
@@ -127,7 +135,7 @@ qkv_status qkv_view_tensor(const qkv_tensor *t, int64_t batch, int64_t heads, in
 qkv_status qkv_view_matrix(const float *data, int64_t stride, int64_t rows, int64_t dim,
                            qkv_access access, qkv_view *view)
 {
-    *view = (qkv_view){.data = (float *)(uintptr_t)data,
+    *view = (qkv_view){.data = (void *)(uintptr_t)data,
                        .count = {1, 1, rows},
                        .stride = {0, 0, stride},
                        .dim = dim};
@@ -136,33 +144,33 @@ qkv_status qkv_view_matrix(const float *data, int64_t stride, int64_t rows, int6
 
 bool qkv_views_same(const qkv_view *a, const qkv_view *b)
 {
-    return a->data == b->data && a->dim == b->dim &&
+    return a->data == b->data && a->dtype == b->dtype && a->dim == b->dim &&
            memcmp(a->count, b->count, sizeof a->count) == 0 &&
            memcmp(a->stride, b->stride, sizeof a->stride) == 0;
 }
 
 /*
- * Elements that a view covers within one period: the axes whose stride is a
+ * Bytes that a view covers within one period: the axes whose stride is a
  * multiple of the period only repeat it. -1 if they reach beyond a period.
  */
 static int64_t extent_within(const qkv_view *v, int64_t period)
 {
-    int64_t extent = v->dim;
+    const int64_t element = qkv_element_size(v->dtype);
+    int64_t extent = v->dim * element;
     for (int axis = 0; axis < QKV_AXES; axis++)
-        if (v->stride[axis] % period != 0)
-            extent += (v->count[axis] - 1) * v->stride[axis];
+        if (v->stride[axis] * element % period != 0)
+            extent += (v->count[axis] - 1) * v->stride[axis] * element;
     return extent <= period ? extent : -1;
 }
 
-/* Do the two keep to separate parts of a period that both repeat? */
+/* Do the two keep to separate parts of a period of bytes that both repeat? */
 static bool apart_within(const qkv_view *a, const qkv_view *b, int64_t period)
 {
     const int64_t extent_a = extent_within(a, period);
     const int64_t extent_b = extent_within(b, period);
     if (extent_a < 0 || extent_b < 0)
         return false;
-    const int64_t bytes = (int64_t)((uintptr_t)b->data - (uintptr_t)a->data);
-    int64_t distance = bytes / (int64_t)sizeof(float) % period;
+    int64_t distance = (int64_t)((uintptr_t)b->data - (uintptr_t)a->data) % period;
     if (distance < 0)
         distance += period;
     return distance >= extent_a && distance + extent_b <= period;
@@ -173,18 +181,19 @@ bool qkv_views_overlap(const qkv_view *a, const qkv_view *b)
     if (qkv_view_empty(a) || qkv_view_empty(b))
         return false;
 
+    const int64_t element_a = qkv_element_size(a->dtype), element_b = qkv_element_size(b->dtype);
     int64_t span_a = 0, span_b = 0;
     if (!view_span(a, &span_a) || !view_span(b, &span_b))
         return true;
     const uintptr_t begin_a = (uintptr_t)a->data, begin_b = (uintptr_t)b->data;
-    if (begin_a + (uintptr_t)span_a * sizeof(float) <= begin_b ||
-        begin_b + (uintptr_t)span_b * sizeof(float) <= begin_a)
+    if (begin_a + (uintptr_t)(span_a * element_a) <= begin_b ||
+        begin_b + (uintptr_t)(span_b * element_b) <= begin_a)
         return false;
 
     for (int axis = 0; axis < QKV_AXES; axis++) {
-        if (a->stride[axis] > 0 && apart_within(a, b, a->stride[axis]))
+        if (a->stride[axis] > 0 && apart_within(a, b, a->stride[axis] * element_a))
             return false;
-        if (b->stride[axis] > 0 && apart_within(a, b, b->stride[axis]))
+        if (b->stride[axis] > 0 && apart_within(a, b, b->stride[axis] * element_b))
             return false;
     }
     return true;
@@ -198,7 +207,7 @@ qkv_status qkv_check_scratch(const void *scratch, size_t size, size_t need,
     if (!scratch || size < need || (uintptr_t)scratch % QKV_SCRATCH_ALIGN != 0)
         return QKV_E_SCRATCH;
 
-    const qkv_view area = {.data = (float *)(uintptr_t)scratch,
+    const qkv_view area = {.data = (void *)(uintptr_t)scratch,
                            .count = {1, 1, 1},
                            .dim = (int64_t)(need / sizeof(float))};
     for (size_t i = 0; i < n_views; i++)

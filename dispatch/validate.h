@@ -12,11 +12,12 @@
 enum { QKV_AXIS_BATCH, QKV_AXIS_HEAD, QKV_AXIS_ROW, QKV_AXES };
 
 /*
- * A tensor after validation: its f32 rows, with defaults filled in. A view
+ * A tensor after validation: its rows, with defaults filled in. A view
  * without elements has data NULL or not; nothing of it is ever touched.
  */
 typedef struct qkv_view {
-    float *data;
+    void *data;
+    int32_t dtype; /* QKV_F32, QKV_F16 or QKV_BF16 */
     int64_t count[QKV_AXES];
     int64_t stride[QKV_AXES]; /* 0 along an axis of size 1 */
     int64_t dim;              /* elements of a row */
@@ -35,8 +36,11 @@ qkv_status qkv_view_matrix(const float *data, int64_t stride, int64_t rows, int6
 
 bool qkv_view_empty(const qkv_view *view);
 
+/* Bytes of an element. */
+int64_t qkv_element_size(int32_t dtype);
+
 /* The address of a row. */
-float *qkv_view_row(const qkv_view *view, int64_t batch, int64_t head, int64_t row);
+void *qkv_view_row(const qkv_view *view, int64_t batch, int64_t head, int64_t row);
 
 /* The same elements at the same places. */
 bool qkv_views_same(const qkv_view *a, const qkv_view *b);

@@ -32,11 +32,37 @@ qkv_range qkv_visible_keys(const qkv_attention_problem *p, int64_t position)
     return range;
 }
 
-float *qkv_row_of(const qkv_view *view, const qkv_attention_problem *p, qkv_row_run run,
-                  int64_t row)
+void *qkv_row_of(const qkv_view *view, const qkv_attention_problem *p, qkv_row_run run, int64_t row)
 {
     const int64_t r = run.first + row;
     return qkv_view_row(view, run.batch, run.kv_head * p->group + r % p->group, r / p->group);
+}
+
+void qkv_widen_row(const qkv_kernels *k, int32_t dtype, const void *row, float *wide, int64_t n)
+{
+    if (dtype == QKV_F16)
+        k->widen_f16(row, wide, n);
+    else
+        k->widen_bf16(row, wide, n);
+}
+
+void qkv_narrow_row(const qkv_kernels *k, int32_t dtype, const float *wide, void *row, int64_t n)
+{
+    if (dtype == QKV_F16)
+        k->narrow_f16(wide, row, n);
+    else
+        k->narrow_bf16(wide, row, n);
+}
+
+qkv_f32_rows qkv_widen_rows(const qkv_view *view, const qkv_kernels *k, int64_t batch, int64_t head,
+                            int64_t first, int64_t count, float *stage)
+{
+    if (view->dtype == QKV_F32)
+        return (qkv_f32_rows){qkv_view_row(view, batch, head, first), view->stride[QKV_AXIS_ROW]};
+    for (int64_t i = 0; i < count; i++)
+        qkv_widen_row(k, view->dtype, qkv_view_row(view, batch, head, first + i),
+                      stage + i * view->dim, view->dim);
+    return (qkv_f32_rows){stage, view->dim};
 }
 
 float qkv_lse_of(float max_log2, float sum)
@@ -69,8 +95,7 @@ static bool tile_fits(const qkv_attention_problem *p, const qkv_kernels *k)
 {
     const int64_t most = 1 << 20;
     return p->head_dim <= most && p->value_dim <= most &&
-           qkv_tiles_scratch(k, p->head_dim, p->value_dim, k->tile_rows) * (int64_t)sizeof(float) <=
-               SCRATCH_LIMIT;
+           qkv_tiles_scratch(p, k, k->tile_rows) * (int64_t)sizeof(float) <= SCRATCH_LIMIT;
 }
 
 qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *p, const qkv_kernels *kernels)
@@ -83,10 +108,10 @@ qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *p, const qkv_
     int64_t floats;
     if (plan.route == QKV_ROUTE_TILE) {
         plan.task_rows = tile_task_rows(p, kernels, plan.rows);
-        floats = qkv_tiles_scratch(kernels, p->head_dim, p->value_dim, plan.task_rows);
+        floats = qkv_tiles_scratch(p, kernels, plan.task_rows);
     } else {
         plan.task_rows = (ROW_TASK_ROWS + p->group - 1) / p->group * p->group;
-        floats = qkv_rows_scratch(p->value_dim);
+        floats = qkv_rows_scratch(p);
     }
     plan.worker_bytes = (size_t)floats * sizeof(float);
     plan.tasks_a_head = (plan.rows + plan.task_rows - 1) / plan.task_rows;

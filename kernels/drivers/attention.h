@@ -15,6 +15,7 @@ typedef struct qkv_attention_problem {
     int64_t batch, q_heads, kv_heads, group; /* group: query heads a key/value head */
     int64_t q_len, kv_len, head_dim, value_dim;
     bool causal;
+    bool narrow;      /* some tensor is not f32 */
     float scale_log2; /* scale * log2(e) */
 } qkv_attention_problem;
 
@@ -61,16 +62,33 @@ void qkv_run_rows(const qkv_attention_problem *problem, const qkv_attention_plan
                   qkv_row_run run, float *scratch);
 
 /* Floats of scratch memory that a run of task_rows rows needs. */
-int64_t qkv_tiles_scratch(const qkv_kernels *kernels, int64_t head_dim, int64_t value_dim,
+int64_t qkv_tiles_scratch(const qkv_attention_problem *problem, const qkv_kernels *kernels,
                           int64_t task_rows);
-int64_t qkv_rows_scratch(int64_t value_dim);
+int64_t qkv_rows_scratch(const qkv_attention_problem *problem);
+
+/*
+ * 'count' consecutive rows of a tensor as f32: where they lie, or widened
+ * into 'stage', which has room for count * dim floats.
+ */
+typedef struct qkv_f32_rows {
+    const float *data;
+    int64_t stride;
+} qkv_f32_rows;
+qkv_f32_rows qkv_widen_rows(const qkv_view *view, const qkv_kernels *kernels, int64_t batch,
+                            int64_t head, int64_t first, int64_t count, float *stage);
+
+/* One row of 'n' elements of a type, to f32 and from f32. */
+void qkv_widen_row(const qkv_kernels *kernels, int32_t dtype, const void *row, float *wide,
+                   int64_t n);
+void qkv_narrow_row(const qkv_kernels *kernels, int32_t dtype, const float *wide, void *row,
+                    int64_t n);
 
 /* Rounds a number of floats up to the alignment of scratch memory. */
 int64_t qkv_align_floats(int64_t n);
 
 /* The address of a row's query, output and log-sum-exp. */
-float *qkv_row_of(const qkv_view *view, const qkv_attention_problem *problem, qkv_row_run run,
-                  int64_t row);
+void *qkv_row_of(const qkv_view *view, const qkv_attention_problem *problem, qkv_row_run run,
+                 int64_t row);
 
 /* ln(sum) + max, where 'max' is in units of log2(e): -inf for an empty sum. */
 float qkv_lse_of(float max_log2, float sum);

@@ -100,7 +100,8 @@ static void copy_input(const qkv_projection *p, int64_t batch, int64_t row, int6
                        weight_run run, float *copy)
 {
     for (int64_t i = 0; i < rows; i++)
-        memcpy(copy + i * run.depths, qkv_view_row(&p->input, batch, 0, row + i) + run.depth,
+        memcpy(copy + i * run.depths,
+               (const float *)qkv_view_row(&p->input, batch, 0, row + i) + run.depth,
                (size_t)run.depths * sizeof *copy);
 }
 
@@ -112,7 +113,7 @@ static void multiply_run(const qkv_projection *p, const qkv_kernels *k, int64_t 
     for (int64_t i = 0; i < rows; i += ROW_RUN) {
         const int64_t here = min(ROW_RUN, rows - i);
         copy_input(p, batch, i, here, run, input);
-        float *y = qkv_view_row(&p->out, batch, head, i) + column;
+        float *y = (float *)qkv_view_row(&p->out, batch, head, i) + column;
         for (int64_t c = 0; c < run.columns; c += k->gemm_cols)
             k->gemm_f32(&(qkv_gemm_args){.x = input,
                                          .panel = packed + c * run.depths,

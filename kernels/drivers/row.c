@@ -13,9 +13,50 @@
 
 #include <float.h>
 
-int64_t qkv_rows_scratch(int64_t value_dim)
+/* Keys of a block: fewer where they must be converted and rows are long, so
+ * that the stage stays small. */
+static int64_t block_keys(const qkv_attention_problem *p)
 {
-    return QKV_ROWS_MAX * QKV_KEY_BLOCK + qkv_align_floats(QKV_ROWS_MAX * value_dim);
+    enum { STAGE_FLOATS = 1 << 16, FEWEST = 8 };
+    const int64_t widest = p->head_dim > p->value_dim ? p->head_dim : p->value_dim;
+    if (!p->narrow || widest * QKV_KEY_BLOCK <= STAGE_FLOATS)
+        return QKV_KEY_BLOCK;
+    return widest * FEWEST >= STAGE_FLOATS ? FEWEST : STAGE_FLOATS / widest;
+}
+
+/* The parts of a worker's scratch memory. */
+typedef struct row_scratch {
+    float *logits; /* [rows][QKV_KEY_BLOCK] */
+    float *out;    /* [rows][value_dim] */
+    float *query;  /* [rows][head_dim], where the queries are not f32 */
+    float *stage;  /* a block of keys or values on its way to f32 */
+} row_scratch;
+
+/* Lays out the parts from 'base' on; returns the floats used. */
+static int64_t lay_out(row_scratch *s, float *base, const qkv_attention_problem *p)
+{
+    const int64_t widest = p->head_dim > p->value_dim ? p->head_dim : p->value_dim;
+    const int64_t sizes[] = {
+        QKV_ROWS_MAX * QKV_KEY_BLOCK,
+        QKV_ROWS_MAX * p->value_dim,
+        p->narrow ? QKV_ROWS_MAX * p->head_dim : 0,
+        p->narrow ? block_keys(p) * widest : 0,
+    };
+    float **parts[] = {&s->logits, &s->out, &s->query, &s->stage};
+
+    int64_t used = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (base)
+            *parts[i] = base + used;
+        used += qkv_align_floats(sizes[i]);
+    }
+    return used;
+}
+
+int64_t qkv_rows_scratch(const qkv_attention_problem *p)
+{
+    row_scratch unused;
+    return lay_out(&unused, NULL, p);
 }
 
 /* Up to QKV_ROWS_MAX query heads at one position. */
@@ -25,15 +66,15 @@ typedef struct head_rows {
 } head_rows;
 
 static void row_logits(const qkv_attention_problem *p, const qkv_kernels *k, head_rows rows,
-                       const float *keys, int64_t kv_len, float *logits)
+                       qkv_f32_rows keys, int64_t kv_len, float *logits)
 {
     for (int64_t d = 0; d < p->head_dim; d += QKV_DOT_BLOCK) {
         const int64_t rest = p->head_dim - d;
         k->dot_f32(&(qkv_dot_args){.queries = rows.query + d,
-                                   .keys = keys + d,
+                                   .keys = keys.data + d,
                                    .scores = logits,
                                    .queries_stride = rows.stride,
-                                   .keys_stride = p->key.stride[QKV_AXIS_ROW],
+                                   .keys_stride = keys.stride,
                                    .scores_stride = QKV_KEY_BLOCK,
                                    .rows = rows.count,
                                    .kv_len = kv_len,
@@ -42,75 +83,96 @@ static void row_logits(const qkv_attention_problem *p, const qkv_kernels *k, hea
     }
 }
 
-static void row_block(const qkv_attention_problem *p, const qkv_kernels *k, head_rows rows,
-                      const float *keys, const float *values, int64_t kv_len, qkv_row_state *states,
-                      float *logits, float *out)
+/* The rows against the keys of one block. */
+static void row_block(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                      head_rows rows, qkv_range block, qkv_row_state *states, const row_scratch *s)
 {
-    row_logits(p, k, rows, keys, kv_len, logits);
+    const int64_t kv_len = block.end - block.begin;
+    row_logits(p, k, rows,
+               qkv_widen_rows(&p->key, k, run.batch, run.kv_head, block.begin, kv_len, s->stage),
+               kv_len, s->logits);
 
     float rescale[QKV_ROWS_MAX];
     for (int64_t i = 0; i < rows.count; i++)
         rescale[i] =
-            k->softmax_step_f32(logits + i * QKV_KEY_BLOCK, kv_len, p->scale_log2, &states[i]);
+            k->softmax_step_f32(s->logits + i * QKV_KEY_BLOCK, kv_len, p->scale_log2, &states[i]);
 
-    k->weighted_sum_f32(&(qkv_weighted_sum_args){.weights = logits,
-                                                 .values = values,
-                                                 .out = out,
+    const qkv_f32_rows values =
+        qkv_widen_rows(&p->value, k, run.batch, run.kv_head, block.begin, kv_len, s->stage);
+    k->weighted_sum_f32(&(qkv_weighted_sum_args){.weights = s->logits,
+                                                 .values = values.data,
+                                                 .out = s->out,
                                                  .rescale = rescale,
                                                  .weights_stride = QKV_KEY_BLOCK,
-                                                 .values_stride = p->value.stride[QKV_AXIS_ROW],
+                                                 .values_stride = values.stride,
                                                  .out_stride = p->value_dim,
                                                  .rows = rows.count,
                                                  .kv_len = kv_len,
                                                  .value_dim = p->value_dim});
 }
 
-static void store_row(const qkv_attention_problem *p, qkv_row_run run, int64_t row,
-                      qkv_row_state state, const float *sums)
+/* Normalises a row's sums and stores them; 'sums' is used up. */
+static void store_row(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                      int64_t row, qkv_row_state state, float *sums)
 {
-    float *out = qkv_row_of(&p->out, p, run, row);
+    void *out = qkv_row_of(&p->out, p, run, row);
+    float *quotients = p->out.dtype == QKV_F32 ? out : sums;
     for (int64_t d = 0; d < p->value_dim; d++)
-        out[d] = state.sum == 0.0f ? 0.0f : sums[d] / state.sum;
+        quotients[d] = state.sum == 0.0f ? 0.0f : sums[d] / state.sum;
+    if (p->out.dtype != QKV_F32)
+        qkv_narrow_row(k, p->out.dtype, quotients, out, p->value_dim);
     if (p->lse.data)
-        *qkv_row_of(&p->lse, p, run, row) = qkv_lse_of(state.max, state.sum);
+        *(float *)qkv_row_of(&p->lse, p, run, row) = qkv_lse_of(state.max, state.sum);
+}
+
+/* The queries of 'count' heads of the group from 'row' of the run on. */
+static head_rows queries_at(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                            int64_t row, int64_t count, float *wide)
+{
+    if (p->query.dtype == QKV_F32)
+        return (head_rows){.query = qkv_row_of(&p->query, p, run, row),
+                           .stride = p->query.stride[QKV_AXIS_HEAD],
+                           .count = count};
+    for (int64_t i = 0; i < count; i++)
+        qkv_widen_row(k, p->query.dtype, qkv_row_of(&p->query, p, run, row + i),
+                      wide + i * p->head_dim, p->head_dim);
+    return (head_rows){.query = wide, .stride = p->head_dim, .count = count};
 }
 
 /* 'count' rows from 'row' of the run on, all at the same position. */
 static void run_position(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                         int64_t row, int64_t count, float *scratch)
+                         int64_t row, int64_t count, const row_scratch *s)
 {
-    float *logits = scratch, *out = scratch + QKV_ROWS_MAX * QKV_KEY_BLOCK;
-    const head_rows rows = {.query = qkv_row_of(&p->query, p, run, row),
-                            .stride = p->query.stride[QKV_AXIS_HEAD],
-                            .count = count};
+    const head_rows rows = queries_at(p, k, run, row, count, s->query);
     const qkv_range sees = qkv_visible_keys(p, (run.first + row) / p->group);
 
     qkv_row_state states[QKV_ROWS_MAX];
     for (int64_t i = 0; i < count; i++)
         states[i] = (qkv_row_state){.max = -FLT_MAX, .sum = 0.0f};
     for (int64_t d = 0; d < count * p->value_dim; d++)
-        out[d] = 0.0f;
+        s->out[d] = 0.0f;
 
-    for (int64_t j = sees.begin; j < sees.end; j += QKV_KEY_BLOCK) {
-        const int64_t rest = sees.end - j;
-        row_block(p, k, rows, qkv_view_row(&p->key, run.batch, run.kv_head, j),
-                  qkv_view_row(&p->value, run.batch, run.kv_head, j),
-                  rest < QKV_KEY_BLOCK ? rest : QKV_KEY_BLOCK, states, logits, out);
+    const int64_t step = block_keys(p);
+    for (int64_t j = sees.begin; j < sees.end; j += step) {
+        const int64_t end = sees.end - j < step ? sees.end : j + step;
+        row_block(p, k, run, rows, (qkv_range){j, end}, states, s);
     }
 
     for (int64_t i = 0; i < count; i++)
-        store_row(p, run, row + i, states[i], out + i * p->value_dim);
+        store_row(p, k, run, row + i, states[i], s->out + i * p->value_dim);
 }
 
 void qkv_run_rows(const qkv_attention_problem *p, const qkv_attention_plan *plan, qkv_row_run run,
                   float *scratch)
 {
+    row_scratch s;
+    lay_out(&s, scratch, p);
     for (int64_t row = 0; row < run.count;) {
         /* As many heads of the group as stand at this position still. */
         int64_t count = p->group - (run.first + row) % p->group;
         if (count > QKV_ROWS_MAX)
             count = QKV_ROWS_MAX;
-        run_position(p, plan->kernels, run, row, count, scratch);
+        run_position(p, plan->kernels, run, row, count, &s);
         row += count;
     }
 }

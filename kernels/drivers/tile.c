@@ -10,7 +10,9 @@
  *     store all tiles
  *
  * A block's packed values are used by every tile of the run and so by all
- * query heads of the group; the keys are read where they lie.
+ * query heads of the group; the keys are read where they lie. Of tensors that
+ * are not f32, a block of keys or values, or a tile of queries or outputs, is
+ * converted at a time, through one stage.
  */
 #include "attention.h"
 
@@ -21,6 +23,7 @@ typedef struct tile_scratch {
     float *values, *logits; /* of one block */
     float *query, *out;     /* [tile][head_dim or value_dim][tile_rows] */
     float *max, *sum;       /* [tile][tile_rows] */
+    float *stage;           /* rows on their way to or from f32 */
 } tile_scratch;
 
 static int64_t panels_dim(const qkv_kernels *k, int64_t value_dim)
@@ -29,19 +32,22 @@ static int64_t panels_dim(const qkv_kernels *k, int64_t value_dim)
 }
 
 /* Lays out the parts from 'base' on; returns the floats used. */
-static int64_t lay_out(tile_scratch *s, float *base, const qkv_kernels *k, int64_t head_dim,
-                       int64_t value_dim, int64_t task_rows)
+static int64_t lay_out(tile_scratch *s, float *base, const qkv_attention_problem *p,
+                       const qkv_kernels *k, int64_t task_rows)
 {
-    const int64_t value_columns = panels_dim(k, value_dim);
+    const int64_t value_columns = panels_dim(k, p->value_dim);
+    const int64_t widest = p->head_dim > p->value_dim ? p->head_dim : p->value_dim;
+    const int64_t most = k->key_block > k->tile_rows ? k->key_block : k->tile_rows;
     const int64_t sizes[] = {
         k->key_block * value_columns,
         (int64_t)k->key_block * k->tile_rows,
-        task_rows * head_dim,
+        task_rows * p->head_dim,
         task_rows * value_columns,
         task_rows,
         task_rows,
+        p->narrow ? most * widest : 0,
     };
-    float **parts[] = {&s->values, &s->logits, &s->query, &s->out, &s->max, &s->sum};
+    float **parts[] = {&s->values, &s->logits, &s->query, &s->out, &s->max, &s->sum, &s->stage};
 
     int64_t used = 0;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -52,11 +58,10 @@ static int64_t lay_out(tile_scratch *s, float *base, const qkv_kernels *k, int64
     return used;
 }
 
-int64_t qkv_tiles_scratch(const qkv_kernels *k, int64_t head_dim, int64_t value_dim,
-                          int64_t task_rows)
+int64_t qkv_tiles_scratch(const qkv_attention_problem *p, const qkv_kernels *k, int64_t task_rows)
 {
     tile_scratch unused;
-    return lay_out(&unused, NULL, k, head_dim, value_dim, task_rows);
+    return lay_out(&unused, NULL, p, k, task_rows);
 }
 
 /* One tile of the run: its rows, and the keys that they see. */
@@ -81,8 +86,15 @@ static void load_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
                       tile_part t, tile_scratch *s)
 {
     const float *rows[QKV_TILE_ROWS_MAX];
-    for (int64_t i = 0; i < t.count; i++)
-        rows[i] = qkv_row_of(&p->query, p, run, t.first + i);
+    for (int64_t i = 0; i < t.count; i++) {
+        const void *row = qkv_row_of(&p->query, p, run, t.first + i);
+        rows[i] = row;
+        if (p->query.dtype != QKV_F32) {
+            float *wide = s->stage + i * p->head_dim;
+            qkv_widen_row(k, p->query.dtype, row, wide, p->head_dim);
+            rows[i] = wide;
+        }
+    }
     k->tile_load_f32(rows, t.count, p->head_dim, s->query + t.first * p->head_dim);
 
     float *out = s->out + t.first * panels_dim(k, p->value_dim);
@@ -102,7 +114,7 @@ static int32_t clamp_to_block(int64_t key, int64_t block_first, int64_t block_le
 
 /* Takes a tile through the keys of one block that it sees. */
 static void step_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                      tile_part t, qkv_range block, const tile_scratch *s)
+                      tile_part t, qkv_range block, qkv_f32_rows keys, const tile_scratch *s)
 {
     if (t.last_sees.end <= block.begin || t.first_sees.begin >= block.end)
         return;
@@ -111,13 +123,13 @@ static void step_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
     const int64_t kv_len = end - block.begin;
     qkv_tile_step_args args = {
         .query = s->query + t.first * p->head_dim,
-        .keys = qkv_view_row(&p->key, run.batch, run.kv_head, block.begin),
+        .keys = keys.data,
         .values = s->values,
         .logits = s->logits,
         .out = s->out + t.first * panels_dim(k, p->value_dim),
         .max = s->max + t.first,
         .sum = s->sum + t.first,
-        .keys_stride = p->key.stride[QKV_AXIS_ROW],
+        .keys_stride = keys.stride,
         .values_keys = block.end - block.begin,
         .n_rows = t.count,
         .kv_len = kv_len,
@@ -142,16 +154,35 @@ static void step_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
 static void store_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
                        tile_part t, const tile_scratch *s)
 {
+    const bool narrow = p->out.dtype != QKV_F32;
     float *rows[QKV_TILE_ROWS_MAX];
     for (int64_t i = 0; i < t.count; i++)
-        rows[i] = qkv_row_of(&p->out, p, run, t.first + i);
+        rows[i] = narrow ? s->stage + i * p->value_dim : qkv_row_of(&p->out, p, run, t.first + i);
     const float *max = s->max + t.first, *sum = s->sum + t.first;
     k->tile_store_f32(s->out + t.first * panels_dim(k, p->value_dim), sum, t.count, p->value_dim,
                       rows);
 
-    if (p->lse.data)
-        for (int64_t i = 0; i < t.count; i++)
-            *qkv_row_of(&p->lse, p, run, t.first + i) = qkv_lse_of(max[i], sum[i]);
+    for (int64_t i = 0; narrow && i < t.count; i++)
+        qkv_narrow_row(k, p->out.dtype, rows[i], qkv_row_of(&p->out, p, run, t.first + i),
+                       p->value_dim);
+    for (int64_t i = 0; p->lse.data && i < t.count; i++)
+        *(float *)qkv_row_of(&p->lse, p, run, t.first + i) = qkv_lse_of(max[i], sum[i]);
+}
+
+/* All tiles of the run against one block of keys. */
+static void step_block(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                       int64_t tiles, qkv_range block, const tile_scratch *s)
+{
+    const int64_t kv_len = block.end - block.begin;
+    const qkv_f32_rows values =
+        qkv_widen_rows(&p->value, k, run.batch, run.kv_head, block.begin, kv_len, s->stage);
+    k->tile_pack_f32(values.data, values.stride, kv_len, p->value_dim, s->values);
+
+    /* The values are packed: the stage is free for the keys. */
+    const qkv_f32_rows keys =
+        qkv_widen_rows(&p->key, k, run.batch, run.kv_head, block.begin, kv_len, s->stage);
+    for (int64_t i = 0; i < tiles; i++)
+        step_tile(p, k, run, tile_at(p, k, run, i), block, keys, s);
 }
 
 void qkv_run_tiles(const qkv_attention_problem *p, const qkv_attention_plan *plan, qkv_row_run run,
@@ -159,7 +190,7 @@ void qkv_run_tiles(const qkv_attention_problem *p, const qkv_attention_plan *pla
 {
     const qkv_kernels *k = plan->kernels;
     tile_scratch s;
-    lay_out(&s, scratch, k, p->head_dim, p->value_dim, plan->task_rows);
+    lay_out(&s, scratch, p, k, plan->task_rows);
 
     const int64_t tiles = (run.count + k->tile_rows - 1) / k->tile_rows;
     for (int64_t i = 0; i < tiles; i++)
@@ -167,14 +198,8 @@ void qkv_run_tiles(const qkv_attention_problem *p, const qkv_attention_plan *pla
 
     const int64_t keys_end = tile_at(p, k, run, tiles - 1).last_sees.end;
     for (int64_t first = 0; first < keys_end; first += k->key_block) {
-        qkv_range block = {first, first + k->key_block};
-        if (block.end > keys_end)
-            block.end = keys_end;
-        k->tile_pack_f32(qkv_view_row(&p->value, run.batch, run.kv_head, first),
-                         p->value.stride[QKV_AXIS_ROW], block.end - block.begin, p->value_dim,
-                         s.values);
-        for (int64_t i = 0; i < tiles; i++)
-            step_tile(p, k, run, tile_at(p, k, run, i), block, &s);
+        const int64_t end = first + k->key_block;
+        step_block(p, k, run, tiles, (qkv_range){first, end < keys_end ? end : keys_end}, &s);
     }
 
     for (int64_t i = 0; i < tiles; i++)
