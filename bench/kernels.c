@@ -128,6 +128,71 @@ bool bench_make_exp2_f32(const bench_wish *wish, bench_case *c)
     return true;
 }
 
+/* ------------------------------------------------------------- conversions */
+
+static void run_widen_f16(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    x->k->widen_f16((const void *)x->a, x->y, x->n);
+}
+
+static void run_widen_bf16(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    x->k->widen_bf16((const void *)x->a, x->y, x->n);
+}
+
+static void run_narrow_f16(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    x->k->narrow_f16(x->a, (void *)x->y, x->n);
+}
+
+static void run_narrow_bf16(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    x->k->narrow_bf16(x->a, (void *)x->y, x->n);
+}
+
+/* A block of keys' worth of elements; the tests hold the results to bits. */
+static bool make_conversion(const bench_wish *wish, bench_case *c, void (*run)(void *, int))
+{
+    const int64_t n = wish->kernels->key_block * wish->shape->head_dim;
+    kernel_context *x = context_new(wish, n, n);
+    x->n = n;
+    x->a = bench_take(&x->in, n);
+    x->y = bench_take(&x->out, n);
+    bench_fill_range(x->a, n, -1.0f, 1.0f, 1);
+    c->elements = (double)n;
+    c->bound = BENCH_NO_BOUND;
+    finish(c, x, run, NULL);
+    return true;
+}
+
+bool bench_make_widen_f16(const bench_wish *wish, bench_case *c)
+{
+    return make_conversion(wish, c, run_widen_f16);
+}
+
+bool bench_make_widen_bf16(const bench_wish *wish, bench_case *c)
+{
+    return make_conversion(wish, c, run_widen_bf16);
+}
+
+bool bench_make_narrow_f16(const bench_wish *wish, bench_case *c)
+{
+    return make_conversion(wish, c, run_narrow_f16);
+}
+
+bool bench_make_narrow_bf16(const bench_wish *wish, bench_case *c)
+{
+    return make_conversion(wish, c, run_narrow_bf16);
+}
+
 /* -------------------------------------------------------------------- dot */
 
 static void run_dot(void *context, int worker)

@@ -227,10 +227,14 @@ QKV_API qkv_status qkv_weighted_sum(const float *weights, int64_t weights_stride
 /* --------------------------------------------------------------- tensors */
 
 /*
- * Element types. Only QKV_F32 is accepted by this version; the others have
- * their numbers so that a descriptor need not change when they arrive, and
- * give QKV_E_UNSUPPORTED until then. Storage types are plain integers:
- * nothing here needs a compiler that knows half precision.
+ * Element types. QKV_F32, QKV_F16 and QKV_BF16 are accepted by this version:
+ * all three in qkv_attention(), each tensor on its own (but 'lse' is f32);
+ * f32 alone in qkv_project() and qkv_self_attention(). 16-bit inputs convert
+ * to f32 exactly, arithmetic is f32, and a 16-bit output is the f32 result
+ * rounded once, to nearest, ties to even. The other types have their numbers
+ * so that a descriptor need not change when they arrive, and give
+ * QKV_E_UNSUPPORTED until then. Storage types are plain integers: nothing
+ * here needs a compiler that knows half precision.
  */
 enum {
     QKV_F32 = 0,     /* IEEE binary32 */
