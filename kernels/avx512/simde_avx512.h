@@ -5,18 +5,20 @@
  * thing, not how fast, and its rounding is the hardware's only where it maps
  * to AVX2 or to the functions below.
  *
- * SIMDe 0.7 has no masked load and store, vreduceps, vmin/max with masks,
- * nor vcvtps2pd of 512 bits; its masked loads in 0.8 read all lanes, and its
- * vscalefps flushes denormals. These are written out here, lane by lane.
+ * SIMDe 0.7 has no masked load and store of this size, no vreduceps and no
+ * vcvtps2pd; the masked loads of 0.8 read all lanes, and vscalefps flushes
+ * denormals. These are written out here, lane by lane.
  */
 #ifndef QKV_SIMDE_AVX512_H
 #define QKV_SIMDE_AVX512_H
 
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
-#include <simde/x86/fma.h>
 
 #include <math.h>
+
+/* Has no alias where the compiler brings no x86 headers. */
+#define __mmask16 simde__mmask16
 
 static inline __m512 simde_qkv_maskz_loadu_ps(__mmask16 mask, const void *p)
 {
@@ -32,15 +34,6 @@ static inline void simde_qkv_mask_storeu_ps(void *p, __mmask16 mask, __m512 x)
     float lanes[16];
     simde_mm512_storeu_ps(lanes, x);
     for (int i = 0; i < 16; i++)
-        if (mask >> i & 1)
-            ((float *)p)[i] = lanes[i];
-}
-
-static inline void simde_qkv_mask_storeu4_ps(void *p, __mmask8 mask, __m128 x)
-{
-    float lanes[4];
-    simde_mm_storeu_ps(lanes, x);
-    for (int i = 0; i < 4; i++)
         if (mask >> i & 1)
             ((float *)p)[i] = lanes[i];
 }
@@ -81,16 +74,33 @@ static inline __m512d simde_qkv_cvtps_pd(__m256 x)
     return simde_mm512_loadu_pd(wide);
 }
 
+#ifndef __FMA__ /* SIMDe would round the product, too */
+static inline __m512 simde_qkv_fmadd_ps(__m512 a, __m512 b, __m512 c)
+{
+    float x[16], y[16], z[16];
+    simde_mm512_storeu_ps(x, a);
+    simde_mm512_storeu_ps(y, b);
+    simde_mm512_storeu_ps(z, c);
+    for (int i = 0; i < 16; i++)
+        z[i] = fmaf(x[i], y[i], z[i]);
+    return simde_mm512_loadu_ps(z);
+}
+
+#undef _mm512_fmadd_ps
+#undef _mm512_fnmadd_ps
+#define _mm512_fmadd_ps(a, b, c) simde_qkv_fmadd_ps(a, b, c)
+#define _mm512_fnmadd_ps(a, b, c)                                                                  \
+    simde_qkv_fmadd_ps(simde_mm512_sub_ps(simde_mm512_setzero_ps(), a), b, c)
+#endif
+
 #undef _mm512_maskz_loadu_ps
 #undef _mm512_mask_storeu_ps
-#undef _mm_mask_storeu_ps
 #undef _mm512_reduce_ps
 #undef _mm512_scalef_ps
 #undef _mm512_cvtps_pd
 #undef _mm512_shuffle_f32x4
 #define _mm512_maskz_loadu_ps(mask, p) simde_qkv_maskz_loadu_ps(mask, p)
 #define _mm512_mask_storeu_ps(p, mask, x) simde_qkv_mask_storeu_ps(p, mask, x)
-#define _mm_mask_storeu_ps(p, mask, x) simde_qkv_mask_storeu4_ps(p, mask, x)
 #define _mm512_reduce_ps(x, control) simde_qkv_reduce_ps(x)
 #define _mm512_scalef_ps(x, n) simde_qkv_scalef_ps(x, n)
 #define _mm512_cvtps_pd(x) simde_qkv_cvtps_pd(x)

@@ -82,7 +82,8 @@ void qkv_tile_store_f32_avx512(const float *out, const float *sum, int64_t n_row
     for (int64_t first = 0; first < n_rows; first += LANES) {
         const __m512 total = load_tail(sum + first, lanes_below(n_rows - first));
         const __mmask16 not_empty = _mm512_cmp_ps_mask(total, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-        const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), total);
+        /* Masked: a division by 0 would raise a flag, for rows that do not exist too. */
+        const __m512 inverse = _mm512_maskz_div_ps(not_empty, _mm512_set1_ps(1.0f), total);
         for (int64_t d = 0; d < value_dim; d += LANES) {
             const __mmask16 columns = lanes_below(value_dim - d);
             __m512 x[LANES];
