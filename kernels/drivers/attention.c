@@ -22,6 +22,17 @@ int64_t qkv_align_floats(int64_t n)
     return (n + unit - 1) / unit * unit;
 }
 
+int64_t qkv_lay_out(float *base, const int64_t *sizes, float **const *parts, size_t n)
+{
+    int64_t used = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (base)
+            *parts[i] = base + used;
+        used += qkv_align_floats(sizes[i]);
+    }
+    return used;
+}
+
 qkv_range qkv_visible_keys(const qkv_attention_problem *p, int64_t position)
 {
     qkv_range range = {0, p->kv_len};

@@ -86,6 +86,10 @@ void qkv_narrow_row(const qkv_kernels *kernels, int32_t dtype, const float *wide
 /* Rounds a number of floats up to the alignment of scratch memory. */
 int64_t qkv_align_floats(int64_t n);
 
+/* Places parts of 'sizes' floats one after the other from 'base' on, each
+ * aligned; returns the floats used. With base NULL it only counts. */
+int64_t qkv_lay_out(float *base, const int64_t *sizes, float **const *parts, size_t n);
+
 /* The address of a row's query, output and log-sum-exp. */
 void *qkv_row_of(const qkv_view *view, const qkv_attention_problem *problem, qkv_row_run run,
                  int64_t row);

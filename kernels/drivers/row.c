@@ -44,13 +44,7 @@ static int64_t lay_out(row_scratch *s, float *base, const qkv_attention_problem 
     };
     float **parts[] = {&s->logits, &s->out, &s->query, &s->stage};
 
-    int64_t used = 0;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        if (base)
-            *parts[i] = base + used;
-        used += qkv_align_floats(sizes[i]);
-    }
-    return used;
+    return qkv_lay_out(base, sizes, parts, sizeof sizes / sizeof *sizes);
 }
 
 int64_t qkv_rows_scratch(const qkv_attention_problem *p)

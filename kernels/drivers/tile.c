@@ -49,13 +49,7 @@ static int64_t lay_out(tile_scratch *s, float *base, const qkv_attention_problem
     };
     float **parts[] = {&s->values, &s->logits, &s->query, &s->out, &s->max, &s->sum, &s->stage};
 
-    int64_t used = 0;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        if (base)
-            *parts[i] = base + used;
-        used += qkv_align_floats(sizes[i]);
-    }
-    return used;
+    return qkv_lay_out(base, sizes, parts, sizeof sizes / sizeof *sizes);
 }
 
 int64_t qkv_tiles_scratch(const qkv_attention_problem *p, const qkv_kernels *k, int64_t task_rows)
