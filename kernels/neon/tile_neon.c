@@ -91,17 +91,18 @@ static void store_four_rows(const float *out, float32x4_t sum, int64_t count, in
     /*
      * No division by 0, which would raise the caller's exception flags: 1 is
      * or-ed into an empty row's sum. Not a select: clang knows that only the
-     * other lanes matter in the end, and drops it.
+     * other lanes matter in the end, and drops it. And a division for each
+     * element, as n * (1 / n) is not always 1: the mean of equal values has to
+     * be that value.
      */
     const uint32x4_t instead = vandq_u32(empty, vreinterpretq_u32_f32(one));
-    const float32x4_t factor =
-        vdivq_f32(one, vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(sum), instead)));
+    const float32x4_t total = vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(sum), instead));
 
     for (int64_t d = 0; d < value_dim; d += 4) {
         const int64_t left = value_dim - d < 4 ? value_dim - d : 4;
         float32x4_t block[4] = {one, one, one, one};
         for (int64_t c = 0; c < left; c++)
-            block[c] = keep(vmvnq_u32(empty), vmulq_f32(vld1q_f32(out + (d + c) * TILE), factor));
+            block[c] = keep(vmvnq_u32(empty), vdivq_f32(vld1q_f32(out + (d + c) * TILE), total));
         transpose4(block);
         for (int64_t i = 0; i < count; i++)
             store_upto4(rows[i] + d, block[i], left);
