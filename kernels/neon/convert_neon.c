@@ -13,7 +13,8 @@
 
 QKV_INLINE float32x4_t widen_4(uint16x4_t x, const bool bf16)
 {
-    return bf16 ? vreinterpretq_f32_u32(vshll_n_u16(x, 16)) : vcvt_f32_f16(vreinterpret_f16_u16(x));
+    return bf16 ? vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(x), 16))
+                : vcvt_f32_f16(vreinterpret_f16_u16(x));
 }
 
 /* Adding 0x7fff, and one more where the kept part is odd, carries into it
