@@ -205,6 +205,8 @@ static qkv_status check_layer_tensors(const qkv_self_attention_desc *d, const la
     if (!status)
         status = view_f32(&d->out, d->batch, 1, d->seq_len, p->has_wo ? d->out_dim : w->joined,
                           QKV_OUTPUT, &p->out);
+    if (!status && d->lse.data && d->lse.dtype != QKV_F32)
+        status = QKV_E_DTYPE;
     if (!status && d->lse.data)
         status = view_f32(&d->lse, d->batch, d->q_heads, d->seq_len, 1, QKV_OUTPUT, &p->lse);
     return status;
@@ -271,12 +273,8 @@ static qkv_status lay_out_layer(const qkv_self_attention_desc *d, const layer_wi
                                 .kv_len = d->seq_len,
                                 .head_dim = d->head_dim,
                                 .value_dim = d->value_dim,
-                                .causal = (d->flags & QKV_CAUSAL) != 0};
-    const qkv_status status =
-        qkv_check_scale(d->flags, d->scale, d->head_dim, &p->attention.scale_log2);
-    if (status)
-        return status;
-
+                                .causal = (d->flags & QKV_CAUSAL) != 0,
+                                .scale_log2 = p->attention.scale_log2};
     size_t used = 0;
     if (!reserve(&used, d->seq_len, w->q, &p->q_at) ||
         !reserve(&used, d->seq_len, w->k, &p->k_at) ||
@@ -309,6 +307,9 @@ static qkv_status check_layer(const qkv_self_attention_desc *desc, layer_problem
     if (!layer_widths_of(&d, &w) || w.v > INT64_MAX / 1024)
         return QKV_E_OVERFLOW;
     p->batch = d.batch;
+    status = qkv_check_scale(d.flags, d.scale, d.head_dim, &p->attention.scale_log2);
+    if (status)
+        return status;
     status = check_layer_tensors(&d, &w, p);
     if (!status)
         status = check_layer_overlap(p);

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* The three steps as functions of their own. */
+/*
+ * The three steps as functions of their own. Kernels get the strides of the
+ * checked views, which are 0 where there is one row: whatever a caller gives
+ * there, no address is computed with it.
+ */
 #include <math.h>
 
 #include "validate.h"
@@ -31,9 +35,9 @@ qkv_status qkv_dot(const float *queries, int64_t queries_stride, const float *ke
         kernels->dot_f32(&(qkv_dot_args){.queries = queries + d,
                                          .keys = keys + d,
                                          .scores = scores,
-                                         .queries_stride = queries_stride,
-                                         .keys_stride = keys_stride,
-                                         .scores_stride = scores_stride,
+                                         .queries_stride = q.stride[QKV_AXIS_ROW],
+                                         .keys_stride = k.stride[QKV_AXIS_ROW],
+                                         .scores_stride = s.stride[QKV_AXIS_ROW],
                                          .rows = rows,
                                          .kv_len = kv_len,
                                          .head_dim = block,
@@ -118,9 +122,9 @@ qkv_status qkv_weighted_sum(const float *weights, int64_t weights_stride, const 
                                (qkv_weighted_sum_args){.weights = weights + i * weights_stride + j,
                                                        .values = values + j * values_stride,
                                                        .out = out + i * out_stride,
-                                                       .weights_stride = weights_stride,
-                                                       .values_stride = values_stride,
-                                                       .out_stride = out_stride,
+                                                       .weights_stride = w.stride[QKV_AXIS_ROW],
+                                                       .values_stride = v.stride[QKV_AXIS_ROW],
+                                                       .out_stride = o.stride[QKV_AXIS_ROW],
                                                        .rows = n_rows,
                                                        .kv_len = block,
                                                        .value_dim = value_dim},

@@ -27,7 +27,7 @@ const char *qkv_strerror(qkv_status status)
     case QKV_E_SCRATCH:
         return "scratch memory is missing, too small or misaligned";
     case QKV_E_VALUE:
-        return "a number is NaN or infinite where it must be finite";
+        return "a scale that is not finite, or not after a factor of log2(e)";
     case QKV_E_ISA:
         return "no such instruction set, or this machine does not support it";
     case QKV_E_INDEX:

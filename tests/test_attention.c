@@ -396,6 +396,16 @@ Test(attention, scratch_size)
             cr_assert(most == 0 || bytes == most, "it grows with kv_len");
             most = bytes;
         }
+        /* A buffer for the longest prompt serves a single token and all between. */
+        const int64_t lengths[] = {1, 2, 7, 8, 48, 100, 384, 385, 1000, 4096};
+        for (int i = 0; i < (int)(sizeof lengths / sizeof *lengths); i++) {
+            p.desc.q_len = lengths[i];
+            p.desc.kv_len = i % 3 ? 5000 : 0;
+            size_t bytes = 0;
+            cr_assert_eq(qkv_attention_scratch_size(&p.desc, 1, &bytes), QKV_OK);
+            cr_assert_eq(bytes, one, "q_len %d needs %zu bytes, not %zu", (int)lengths[i], bytes,
+                         one);
+        }
         cr_assert_leq(most, (size_t)1 << 20);
         tally(isa, 6);
     }

@@ -25,7 +25,8 @@
  *   arguments describe, not even within the same page. Pointers need only
  *   the alignment of their element, scratch memory excepted.
  * - No compute function allocates, locks, makes a system call, prints or
- *   changes the floating-point environment. Scratch memory is the caller's;
+ *   changes the floating-point control modes (arithmetic may raise status
+ *   flags). The bounds below hold in the default modes: round to nearest. Scratch memory is the caller's;
  *   a size query tells how much. What it holds before and after means
  *   nothing, and it is best kept from call to call.
  * - Every function is thread-safe and reentrant as long as no two calls
@@ -47,6 +48,10 @@
  * - weights: relative error <= 2 ds + (log2(L/B) + 16) u, and they sum to
  *   1 within (B + L/B + 16) u;
  * - attention: |error| <= sum_j weight_j |v_j| (2 ds + (B + L/B + 32) u).
+ *
+ * These are bounds of rounding. Underflow adds an absolute term that only
+ * matters near the smallest normal number: a weight below 2^-126 may be 0,
+ * and a product below 2^-126 may lose up to 2^-149.
  *
  * Special values, the same in every function and on every ISA:
  *
@@ -108,7 +113,7 @@ enum {
     QKV_E_OVERLAP = 8,     /* an output overlaps an input or another output */
     QKV_E_OVERFLOW = 9,    /* a size in bytes does not fit the address space */
     QKV_E_SCRATCH = 10,    /* scratch memory is missing, too small or misaligned */
-    QKV_E_VALUE = 11,      /* a number is NaN or infinite where it must be finite */
+    QKV_E_VALUE = 11,      /* a scale that is not finite, or not after a factor of log2(e) */
     QKV_E_ISA = 12,        /* no such ISA, or this machine does not support it */
     QKV_E_INDEX = 13,      /* a task or worker index is out of range */
     QKV_E_UNSUPPORTED = 14 /* described correctly, but not offered by this version */
@@ -348,9 +353,10 @@ QKV_API qkv_status qkv_attention_supports(const qkv_attention_desc *desc,
 /*
  * qkv_attention_scratch_size() stores in '*bytes' how much scratch memory
  * qkv_attention() needs for 'desc' with 'workers' threads (1 for
- * qkv_attention() itself). It grows with workers and head sizes, never with
- * batch, q_len or kv_len: a buffer for the largest model serves every call.
- * It may differ between ISAs.
+ * qkv_attention() itself). It depends on workers, head sizes, dtypes and the
+ * ISA alone, not on batch, heads, q_len or kv_len: one buffer serves every
+ * call of a model, from a single token to the longest prompt. (A problem
+ * with nothing to write needs none.)
  * Returns QKV_OK, what qkv_attention() would return for the descriptor,
  * QKV_E_INDEX for workers < 1 or QKV_E_OVERFLOW. Since 0.1.
  */
@@ -365,8 +371,8 @@ QKV_API qkv_status qkv_attention_scratch_size(const qkv_attention_desc *desc, in
  * 'out' may be the query tensor itself (same address and strides, and
  * value_dim = head_dim); any other overlap of an output is refused.
  *
- * Returns QKV_OK, or any of the codes above but QKV_E_ISA, in which case
- * nothing is written. Since 0.1.
+ * Returns QKV_OK, or any of the codes above but QKV_E_ISA and QKV_E_INDEX,
+ * in which case nothing is written. Since 0.1.
  */
 QKV_API qkv_status qkv_attention(const qkv_attention_desc *desc, void *scratch,
                                  size_t scratch_size);
@@ -381,7 +387,9 @@ QKV_API qkv_status qkv_attention(const qkv_attention_desc *desc, void *scratch,
  * calls at the same time need different workers. Select no other ISA
  * between the size query and the last task.
  *
- * Returns like qkv_attention(); QKV_E_INDEX for a bad task or worker.
+ * Returns like qkv_attention(); QKV_E_INDEX for a task out of range or a
+ * negative worker, QKV_E_SCRATCH for a worker whose part lies beyond
+ * 'scratch_size'.
  * Since 0.1.
  */
 QKV_API qkv_status qkv_attention_task_count(const qkv_attention_desc *desc, int64_t *count);

@@ -58,8 +58,8 @@ QKV_INLINE void sum_block(const qkv_weighted_sum_args *a, int64_t row, int64_t d
 
     const __m256i mask = tail_mask(tail ? a->value_dim - d : LANES);
     const float *weights = a->weights + row * a->weights_stride;
-    const float *values = a->values + d;
-    for (int64_t j = 0; j < a->kv_len; j++, values += a->values_stride) {
+    for (int64_t j = 0; j < a->kv_len; j++) {
+        const float *values = a->values + j * a->values_stride + d;
         __m256 value[8];
         QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)

@@ -37,7 +37,7 @@ qkv_range qkv_visible_keys(const qkv_attention_problem *p, int64_t position)
 {
     qkv_range range = {0, p->kv_len};
     if (p->causal) {
-        const int64_t end = position + p->kv_len - p->q_len + 1;
+        const int64_t end = position - p->q_len + 1 + p->kv_len; /* in this order: no overflow */
         range.end = end < 0 ? 0 : end < p->kv_len ? end : p->kv_len;
     }
     return range;
@@ -82,22 +82,23 @@ float qkv_lse_of(float max_log2, float sum)
     return sum == 0.0f ? -INFINITY : (float)((double)max_log2 * ln2 + log((double)sum));
 }
 
-/*
- * The largest number of rows a task that keeps its state within the limit,
- * then evened out so that the last task is not a small rest.
- */
-static int64_t tile_task_rows(const qkv_attention_problem *p, const qkv_kernels *k, int64_t rows)
+/* The most tiles a task may have for its state to stay within the limit. */
+static int64_t task_tiles(const qkv_attention_problem *p, const qkv_kernels *k)
 {
     const int64_t tile = k->tile_rows;
     const int64_t tile_bytes = tile * (p->head_dim + p->value_dim) * (int64_t)sizeof(float);
-    int64_t most = TASK_STATE_LIMIT / tile_bytes;
-    if (most > TASK_ROWS_LIMIT / tile)
-        most = TASK_ROWS_LIMIT / tile;
-    if (most < 1)
-        most = 1;
-    const int64_t tiles = (rows + tile - 1) / tile;
+    const int64_t by_state = TASK_STATE_LIMIT / tile_bytes, by_rows = TASK_ROWS_LIMIT / tile;
+    const int64_t most = by_state < by_rows ? by_state : by_rows;
+    return most < 1 ? 1 : most;
+}
+
+/* The rows of each task, evened out so that the last one is not a small rest. */
+static int64_t tile_task_rows(const qkv_attention_problem *p, const qkv_kernels *k, int64_t rows)
+{
+    const int64_t most = task_tiles(p, k);
+    const int64_t tiles = (rows + k->tile_rows - 1) / k->tile_rows;
     const int64_t tasks = (tiles + most - 1) / most;
-    return (tiles + tasks - 1) / tasks * tile;
+    return (tiles + tasks - 1) / tasks * k->tile_rows;
 }
 
 /* Does one tile of these head sizes fit the limit? (Sizes up to 2^20 only:
@@ -109,22 +110,31 @@ static bool tile_fits(const qkv_attention_problem *p, const qkv_kernels *k)
            qkv_tiles_scratch(p, k, k->tile_rows) * (int64_t)sizeof(float) <= SCRATCH_LIMIT;
 }
 
+/* The scratch memory of a worker: enough for every number of rows and keys,
+ * so that one buffer serves every call with these head sizes. */
+static size_t worker_bytes(const qkv_attention_problem *p, const qkv_kernels *k, bool tiles)
+{
+    int64_t floats = qkv_rows_scratch(p);
+    if (tiles) {
+        const int64_t most = qkv_tiles_scratch(p, k, task_tiles(p, k) * k->tile_rows);
+        if (most > floats)
+            floats = most;
+    }
+    return (size_t)floats * sizeof(float);
+}
+
 qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *p, const qkv_kernels *kernels)
 {
     qkv_attention_plan plan = {.kernels = kernels, .rows = p->group * p->q_len};
     plan.general = !tile_fits(p, kernels);
-    if (plan.general || p->kv_len == 0 || plan.rows <= kernels->row_limit)
-        plan.route = QKV_ROUTE_ROW;
+    plan.worker_bytes = worker_bytes(p, kernels, !plan.general);
 
-    int64_t floats;
-    if (plan.route == QKV_ROUTE_TILE) {
-        plan.task_rows = tile_task_rows(p, kernels, plan.rows);
-        floats = qkv_tiles_scratch(p, kernels, plan.task_rows);
-    } else {
+    if (plan.general || p->kv_len == 0 || plan.rows <= kernels->row_limit) {
+        plan.route = QKV_ROUTE_ROW;
         plan.task_rows = (ROW_TASK_ROWS + p->group - 1) / p->group * p->group;
-        floats = qkv_rows_scratch(p);
+    } else {
+        plan.task_rows = tile_task_rows(p, kernels, plan.rows);
     }
-    plan.worker_bytes = (size_t)floats * sizeof(float);
     plan.tasks_a_head = (plan.rows + plan.task_rows - 1) / plan.task_rows;
     plan.tasks = p->batch * p->kv_heads * plan.tasks_a_head;
     return plan;
