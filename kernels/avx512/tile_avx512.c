@@ -82,8 +82,13 @@ void qkv_tile_store_f32_avx512(const float *out, const float *sum, int64_t n_row
     for (int64_t first = 0; first < n_rows; first += LANES) {
         const __m512 total = load_tail(sum + first, lanes_below(n_rows - first));
         const __mmask16 not_empty = _mm512_cmp_ps_mask(total, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-        /* Masked: a division by 0 would raise a flag, for rows that do not exist too. */
-        const __m512 inverse = _mm512_maskz_div_ps(not_empty, _mm512_set1_ps(1.0f), total);
+        /*
+         * No division by 0, which would raise a flag: 1 is or-ed into sums of
+         * 0. A masked division would do, but clang carries it out unmasked.
+         */
+        const __m512 one = _mm512_set1_ps(1.0f);
+        const __m512 instead = _mm512_maskz_mov_ps((__mmask16)~not_empty, one);
+        const __m512 inverse = _mm512_div_ps(one, _mm512_or_ps(total, instead));
         for (int64_t d = 0; d < value_dim; d += LANES) {
             const __mmask16 columns = lanes_below(value_dim - d);
             __m512 x[LANES];
