@@ -158,13 +158,32 @@ typedef void qkv_tile_store_f32_fn(const float *out, const float *sum, int64_t n
  * for c < cols <= gemm_cols; 'panel' is packed [depth][gemm_cols], filled up
  * with 0. depth is from 1 to QKV_DOT_BLOCK; the sum is made on its own and
  * added last.
+ *
+ * Beside this the kernel may copy pieces of gemm_cols floats that a later call
+ * needs, so that waiting for memory is hidden among multiply-adds: as many as
+ * 'copy' says or none, and it moves 'copy' on past those it has copied.
  */
+
+/*
+ * Pieces of rows to copy. Piece p of the 'panels' pieces of a row goes to
+ * to + p * to_stride; the next row is from_stride further in 'from' and goes
+ * gemm_cols further in 'to'. The first piece is 'panel' of the first row.
+ */
+typedef struct qkv_gemm_copy {
+    const float *from;
+    float *to; /* overlaps nothing else */
+    int64_t from_stride, to_stride;
+    int64_t panel, panels;
+    int64_t pieces; /* to copy, at most the depth of the product */
+} qkv_gemm_copy;
+
 typedef struct qkv_gemm_args {
     const float *x, *panel, *bias;
     float *y;
     int64_t x_stride, y_stride;
     int64_t rows, cols, depth;
     bool accumulate;
+    qkv_gemm_copy *copy; /* or NULL */
 } qkv_gemm_args;
 typedef void qkv_gemm_f32_fn(const qkv_gemm_args *args);
 

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { SLOT_X, SLOT_PANEL, SLOT_BIAS, SLOT_Y, SLOT_ONE };
+enum { SLOT_X, SLOT_PANEL, SLOT_BIAS, SLOT_Y, SLOT_ONE, SLOT_FROM, SLOT_TO };
 enum { WANT, BOUND };
 
 typedef struct gemm_case {
@@ -137,6 +137,70 @@ static void check_special(const test_isa *isa)
     }
 }
 
+/* A kernel copies all pieces that it is asked for and moves on, or none. */
+static void check_copy(const test_isa *isa, rng *r)
+{
+    const int64_t cols = isa->table->gemm_cols, panels = rng_int(r, 1, 5);
+    const int64_t depth = rng_int(r, 1, 40), rows = rng_int(r, 1, 27);
+    const int64_t pieces = rng_int(r, 0, depth), first = rng_int(r, 0, panels - 1);
+    const int64_t copied = (first + pieces + panels - 1) / panels, pad = rng_int(r, 0, 3);
+    context("gemm_f32 on %s: copy %lld of %lld panels from %lld, rows %lld, depth %lld", isa->name,
+            (long long)pieces, (long long)panels, (long long)first, (long long)rows,
+            (long long)depth);
+    const int64_t from_stride = panels * cols + pad, to_stride = (copied + 1) * cols;
+    const int64_t extent = copied > 0 ? (copied - 1) * from_stride + panels * cols : 0;
+    float *from = guarded(SLOT_FROM, extent, pad ? PLACE_AT_END : PLACE_AT_START);
+    float *to = guarded(SLOT_TO, panels * to_stride, PLACE_AT_END);
+    float *x = guarded(SLOT_X, rows * depth, PLACE_AT_END);
+    float *panel = guarded(SLOT_PANEL, depth * cols, PLACE_AT_END);
+    float *plain = guarded(SLOT_ONE, rows * cols, PLACE_AT_END);
+    float *y = guarded(SLOT_Y, rows * cols, PLACE_AT_END);
+    fill_normal(r, from, extent, 1.0f);
+    fill_normal(r, x, rows * depth, 1.0f);
+    fill_normal(r, panel, depth * cols, 1.0f);
+    for (int64_t i = 0; i < panels * to_stride; i++)
+        to[i] = -1.0f;
+
+    qkv_gemm_copy copy = {.from = from,
+                          .to = to,
+                          .from_stride = from_stride,
+                          .to_stride = to_stride,
+                          .panel = first,
+                          .panels = panels,
+                          .pieces = pieces};
+    qkv_gemm_args a = {.x = x,
+                       .panel = panel,
+                       .y = plain,
+                       .x_stride = depth,
+                       .y_stride = cols,
+                       .rows = rows,
+                       .cols = cols,
+                       .depth = depth};
+    isa->table->gemm_f32(&a);
+    a.y = y;
+    a.copy = &copy;
+    isa->table->gemm_f32(&a);
+    guards_intact();
+    expect_same_bits("y beside a copy", y, plain, rows * cols);
+
+    const int64_t done = pieces - copy.pieces, end = first + done;
+    cr_assert(done == 0 || done == pieces);
+    cr_assert_eq(copy.panel, end % panels);
+    cr_assert_eq(copy.from - from, end / panels * from_stride);
+    cr_assert_eq(copy.to - to, end / panels * cols);
+    for (int64_t p = 0; p < panels; p++) {
+        for (int64_t i = 0; i <= copied; i++) {
+            const int64_t piece = i * panels + p;
+            for (int64_t c = 0; c < cols; c++) {
+                const float want =
+                    piece >= first && piece < end ? from[i * from_stride + p * cols + c] : -1.0f;
+                expect_same_bits("copied", &to[p * to_stride + i * cols + c], &want, 1);
+            }
+        }
+    }
+    tally(isa->id, 1);
+}
+
 void check_gemm_f32(const test_isa *isa)
 {
     rng r = rng_make("gemm_f32");
@@ -172,5 +236,7 @@ void check_gemm_f32(const test_isa *isa)
                                .bias = rng_int(&r, 0, 1),
                                .accumulate = rng_int(&r, 0, 1),
                                .integers = i % 9 == 0});
+    for (int64_t i = effort_cases(300); i > 0; i--)
+        check_copy(isa, &r);
     check_special(isa);
 }
