@@ -82,7 +82,8 @@ ALWAYS_INLINE __m512 exponentials(const float *x, float *y, int64_t n, float sca
     for (; j < n; j += LANES) {
         const __mmask16 lanes = lanes_below(n - j);
         const __m512 s = _mm512_mul_ps(load_tail(x + j, lanes), factor);
-        const __m512 t = _mm512_sub_ps(s, m);
+        /* 0 in the other lanes: there 0 - m may be too large, and raise flags. */
+        const __m512 t = _mm512_maskz_mov_ps(lanes, _mm512_sub_ps(s, m));
         const __m512 p = _mm512_maskz_mov_ps(lanes, base2 ? vexp2(t) : vexp(t));
         store_tail(y + j, lanes, p);
         sum[0] = _mm512_add_ps(sum[0], p);
