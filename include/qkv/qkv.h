@@ -52,6 +52,9 @@
  * These are bounds of rounding. Underflow adds an absolute term that only
  * matters near the smallest normal number: a weight below 2^-126 may be 0,
  * and a product below 2^-126 may lose up to 2^-149.
+ * Overflow is that of f32: fused attention holds logits in units of log2(e)
+ * and divides last, so a logit beyond FLT_MAX / log2(e), about 2.3e38, or a
+ * sum of weighted values beyond FLT_MAX, counts as infinite.
  *
  * Special values, the same in every function and on every ISA:
  *
