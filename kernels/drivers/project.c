@@ -254,13 +254,16 @@ static weight_run run_at(const qkv_projection *p, int64_t column, int64_t depth)
     return run;
 }
 
-/* Columns first: the rows of the weights stay in the same pages. */
+/* Along the rows of the weights first, so that the pages stay the same. */
 static weight_run run_after(const qkv_projection *p, weight_run run)
 {
     const int64_t columns = p->out.dim * p->out.count[QKV_AXIS_HEAD];
-    if (run.column + run.columns < columns)
-        return run_at(p, run.column + run.columns, run.depth);
-    return run_at(p, 0, run.depth + run.depths);
+    const int64_t column = run.column + run.columns, depth = run.depth + run.depths;
+    if (p->weight_out_in)
+        return depth < p->input.dim ? run_at(p, run.column, depth)
+               : column < columns   ? run_at(p, column, 0)
+                                    : (weight_run){.columns = 0};
+    return column < columns ? run_at(p, column, run.depth) : run_at(p, 0, depth);
 }
 
 void qkv_run_projection(const qkv_projection *projection, const qkv_kernels *k, float *scratch)
