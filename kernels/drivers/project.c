@@ -2,12 +2,12 @@
 /*
  * The projection driver: a matrix product by panels.
  *
- *     for each run of output columns
- *         for each run of the depth
- *             pack the weights into panels of gemm_cols columns
- *             for each run of input rows
- *                 copy the input of the run
- *                 for each panel: one kernel call
+ *     pack the first run of weights into panels of gemm_cols columns
+ *     for each run of weights, along their rows in memory first
+ *         for each run of input rows
+ *             copy the input of the run
+ *             for each panel: one kernel call, which packs its share of the
+ *                             next run of weights
  *
  * The panels of a run fit the second-level cache, one panel the first, a run
  * of input rows stays beside them. Weights and inputs are copied because
