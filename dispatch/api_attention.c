@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* Fused attention: from the public descriptor to a validated problem. */
 #include <math.h>
+#include <string.h>
 
 #include "api.h"
 
 /* Replaces defaults and checks the plain numbers of a descriptor. */
 static qkv_status check_sizes(qkv_attention_desc *d)
 {
-    if (d->flags & ~(QKV_CAUSAL | QKV_SCALE_SET))
+    if (d->flags & ~(QKV_CAUSAL | QKV_SCALE_SET | QKV_WINDOW | QKV_INVARIANT))
         return QKV_E_FLAGS;
     if (d->batch < 0 || d->q_heads < 0 || d->kv_heads < 0 || d->q_len < 0 || d->kv_len < 0 ||
         d->head_dim < 1 || d->value_dim < 0)
@@ -23,6 +24,16 @@ static qkv_status check_sizes(qkv_attention_desc *d)
     if (d->q_heads % d->kv_heads != 0)
         return QKV_E_SHAPE;
     return QKV_OK;
+}
+
+/* Fields that are described already but that no code serves yet. */
+static qkv_status check_unserved(const qkv_attention_desc *d)
+{
+    static const qkv_attention_desc none;
+    const size_t first = offsetof(qkv_attention_desc, q_starts);
+    const bool set =
+        memcmp((const char *)d + first, (const char *)&none + first, sizeof none - first) != 0;
+    return set || d->flags & (QKV_WINDOW | QKV_INVARIANT) ? QKV_E_UNSUPPORTED : QKV_OK;
 }
 
 qkv_status qkv_check_scale(int32_t flags, float scale, int64_t head_dim, float *scale_log2)
@@ -74,6 +85,8 @@ qkv_status qkv_check_attention(const qkv_attention_desc *desc, qkv_attention_pro
         qkv_copy_desc(&d, sizeof d, offsetof(qkv_attention_desc, lse) + sizeof d.lse, desc);
     if (!status)
         status = check_sizes(&d);
+    if (!status)
+        status = check_unserved(&d);
     if (status)
         return status;
 

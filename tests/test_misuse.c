@@ -57,7 +57,7 @@ static bool misuse_attention(int n, qkv_attention_desc *d, const char **what, qk
     switch (n) {
         MISUSE(QKV_E_SIZE, d->size = 0)
         MISUSE(QKV_E_SIZE, d->size = 8)
-        MISUSE(QKV_E_SIZE, d->size -= 8)
+        MISUSE(QKV_E_SIZE, d->size = offsetof(qkv_attention_desc, q_starts) - 8)
         MISUSE(QKV_E_SIZE, d->size = SIZE_MAX)
         MISUSE(QKV_E_FLAGS, d->flags = 1 << 30)
         MISUSE(QKV_E_FLAGS, d->flags = -1)

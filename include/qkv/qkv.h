@@ -252,7 +252,9 @@ enum {
     QKV_I8 = 4,      /* int8 with one scale per token and head */
     QKV_F8_E4M3 = 5, /* OCP 8-bit float, 4 exponent bits */
     QKV_F8_E5M2 = 6, /* OCP 8-bit float, 5 exponent bits */
-    QKV_Q4_0 = 7     /* blocks of 32 4-bit integers, as in GGUF files */
+    QKV_Q4_0 = 7,    /* blocks of 32 4-bit integers, as in GGUF files */
+    QKV_BOOL = 8,    /* masks only: a byte, 0 or 1 */
+    QKV_BIT = 9      /* masks only: a bit, the lowest of a byte first */
 };
 
 enum {
@@ -287,8 +289,26 @@ enum {
      */
     QKV_CAUSAL = 1,
     /* 'scale' is set, even if it is 0. */
-    QKV_SCALE_SET = 2
+    QKV_SCALE_SET = 2,
+    /* 'window_left' and 'window_right' are set, even if they are 0. */
+    QKV_WINDOW = 8,
+    /* The bits of a row do not depend on q_len either. */
+    QKV_INVARIANT = 16
 };
+
+/*
+ * A mask over queries and keys: element (b, h, i, j) is at
+ * data + b * stride_batch + h * stride_head + i * stride_query + j * stride_key,
+ * strides counting elements, which are bits for QKV_BIT. A stride of 0
+ * repeats the mask along its axis; if all are 0 (and QKV_TENSOR_STRIDED is
+ * not set) it is packed, [batch][q_heads][q_len][kv_len].
+ */
+typedef struct qkv_mask {
+    const void *data; /* NULL: none */
+    int64_t stride_batch, stride_head, stride_query, stride_key;
+    int32_t dtype; /* QKV_F32, QKV_F16, QKV_BF16: added; QKV_BOOL, QKV_BIT: 1 is seen */
+    int32_t flags; /* QKV_TENSOR_... */
+} qkv_mask;
 
 /*
  * One attention problem. Fill it with a designated initialiser: a field
@@ -330,6 +350,72 @@ typedef struct qkv_attention_desc {
      * from one query's to the next.
      */
     qkv_tensor lse;
+
+    /*
+     * Everything below is since 0.2, and left 0 or NULL it changes nothing.
+     *
+     * Ragged batches. With 'q_starts' ([batch + 1], not falling) the query,
+     * out and lse tensors have no batch axis: sequence b owns their rows
+     * q_starts[b] .. q_starts[b + 1] - 1 of q_len. With 'kv_starts' ([batch
+     * + 1], not falling) the same holds for key and value and kv_len.
+     * 'kv_lens' ([batch]) gives every sequence a length of its own within
+     * its rows: keys from there on do not exist.
+     */
+    const int64_t *q_starts, *kv_starts, *kv_lens;
+
+    /*
+     * Sequence b's query i stands at the position i + q_offsets[b], which
+     * is what causal masks, windows and slopes go by. NULL: its kv_len
+     * minus its q_len, the queries being the newest tokens.
+     */
+    const int64_t *q_offsets;
+
+    /*
+     * Pages. With a 'page_size' (a power of two, 8 to 256) key and value
+     * are pools [pages][kv_heads][page_size][dim], stride_batch being the
+     * distance from page to page: key j of sequence b lies in row
+     * j % page_size of page page_table[b * page_table_stride + j / page_size].
+     * Sequences may share pages. kv_len is the most that a sequence may
+     * have; entries beyond a sequence's length are not read.
+     */
+    int64_t page_size, pages, page_table_stride;
+    const int32_t *page_table;
+
+    /* For QKV_I8: the scale of every row, f32, [batch or page][kv_heads][row]. */
+    qkv_tensor key_scale, value_scale;
+
+    /*
+     * With QKV_WINDOW: the query at position p sees the keys p - window_left
+     * .. p + window_right only; a negative width has no limit. The first
+     * 'sink_tokens' keys are always within the window. (The causal flag and
+     * the masks can still hide them.)
+     */
+    int64_t window_left, window_right, sink_tokens;
+
+    /* The logit becomes softcap * tanh(logit / softcap), before masks and slopes. */
+    float softcap;
+    int32_t reserved; /* 0 */
+
+    /* A mask of every query and key: added to the logit, or what is seen. */
+    qkv_mask mask;
+
+    /*
+     * For drafted trees of tokens: bit j of row i tells whether query i sees
+     * the sequence's key kv_len - q_len + j; all older keys are seen. Row i
+     * of sequence b begins at word (first row of b + i) * tree_stride.
+     */
+    const uint64_t *tree_mask;
+    int64_t tree_stride;
+
+    /* Per query head, [q_heads] or NULL: slopes[h] * (j - p) is added to the
+     * logit of key j and the query at position p (ALiBi); the scale is
+     * multiplied by head_scales[h]; a logit that takes part in the softmax
+     * but has no value (sink). */
+    const float *slopes, *head_scales, *sinks;
+
+    /* Optional outputs, f32: the largest logit of every row (as lse), and the
+     * normalised weights, [batch][q_heads][q_len][kv_len]. */
+    qkv_tensor row_max, weights;
 } qkv_attention_desc;
 
 /* Which kind of code a descriptor takes. */
