@@ -24,6 +24,8 @@ static const char help[] =
     "  --rounds N        rounds in which work and limits take turns; default: 7\n"
     "  --cold            rotate over copies of the keys and values, 256 MiB in all\n"
     "  --clock CLOCK     wall, or cpu: the thread's own time, for a machine that is shared\n"
+    "  --alone           leave out samples taken while another program used the core's other\n"
+    "                    hardware thread, which slows the work but hardly its limit\n"
     "  --table prefill   the table of prefill shapes, each beside the figure to reach\n"
     "  --json            one JSON object a line\n"
     "  --once            run each once, time nothing and print nothing: for counting tools\n"
@@ -159,6 +161,8 @@ static bool set_flag(bench_options *o, const char *name)
         o->list = true;
     else if (strcmp(name, "--once") == 0)
         o->once = true;
+    else if (strcmp(name, "--alone") == 0)
+        o->alone = true;
     else
         return false;
     return true;
@@ -216,6 +220,8 @@ static void check(const bench_options *o)
         bench_refuse("--table has its own shapes and kernels, one thread and warm caches");
     if (o->prefill && o->once)
         bench_refuse("--once and --table exclude each other");
+    if (o->threads > 1 && o->alone)
+        bench_refuse("--alone tells of one core only");
     if (o->threads > 1 && o->cpu_clock)
         bench_refuse("--clock cpu tells the time of one thread only");
     for (int i = 0; o->threads > 1 && i < bench_entry_count(); i++)

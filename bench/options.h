@@ -20,7 +20,7 @@ typedef struct bench_options {
     bool entries_named;              /* false: all of them */
     int threads, rounds;
     double seconds;
-    bool cold, cpu_clock, json, list, once, prefill;
+    bool cold, cpu_clock, alone, json, list, once, prefill;
 } bench_options;
 
 /*

@@ -144,6 +144,8 @@ int main(int argc, char **argv)
     }
     if (options.cpu_clock)
         bench_use_cpu_clock();
+    if (options.alone)
+        bench_only_alone();
     bench_pin(0);
     bench_workers_start(options.threads);
     if (!options.once)

@@ -9,6 +9,7 @@
 
 #include "timing.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -139,6 +140,43 @@ void bench_run_once(const bench_work *work)
             sched_yield();
 }
 
+/* ----------------------------------------------------------- disturbance */
+
+/*
+ * Does something else run on this core's other hardware thread? It takes
+ * every second slot of the front end, which fewer than one instruction in
+ * four of a loop of multiply-adds need, but nearly all of an attention kernel:
+ * the work slows down and its limit does not. Instructions that do nothing
+ * but pass through the front end show it.
+ */
+static bool only_alone;
+
+/* A core alone takes the same time for them again and again. */
+#define ALONE_TOLERANCE 1.1
+
+void bench_only_alone(void)
+{
+    only_alone = true;
+}
+
+static double probe(void)
+{
+    const double start = bench_now();
+#if defined(__GNUC__) && (defined(__x86_64__) || defined(__aarch64__))
+    for (int i = 0; i < 1000; i++)
+        __asm__ volatile(".rept 64\n nop\n .endr");
+#endif
+    return bench_now() - start;
+}
+
+static bool is_alone(void)
+{
+    static double fastest = 1e300;
+    const double ns = probe();
+    fastest = ns < fastest ? ns : fastest;
+    return ns <= ALONE_TOLERANCE * fastest;
+}
+
 /* --------------------------------------------------------------- samples */
 
 static double sample(const bench_work *work, int64_t batch)
@@ -170,6 +208,8 @@ static int by_value(const void *a, const void *b)
 
 double bench_median(double *values, int n)
 {
+    if (n == 0)
+        return (double)NAN;
     qsort(values, (size_t)n, sizeof *values, by_value);
     return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
@@ -195,7 +235,10 @@ typedef struct turn {
 
 static void take(const bench_work *work, turn *t, double *min)
 {
+    const bool alone_before = !only_alone || is_alone();
     const double ns = sample(work, t->batch);
+    if (!alone_before || (only_alone && !is_alone()))
+        return;
     *min = ns < *min ? ns : *min;
     if (t->n < SAMPLES_MAX)
         t->ns[t->n++] = ns;
@@ -205,6 +248,8 @@ static void take(const bench_work *work, turn *t, double *min)
 static void measure_round(const bench_work *works, int n_works, double round_ns, turn *turns,
                           bench_times *times)
 {
+    /* How much longer a round may last where samples are refused. */
+    const double patience = only_alone ? 12.0 : 1.0;
     double spent = 0.0;
     do {
         const double start = bench_now();
@@ -217,7 +262,16 @@ static void measure_round(const bench_work *works, int n_works, double round_ns,
                 take(&works[i], &turns[i], &times[i].min);
             } while (bench_now() < end);
         }
-    } while (spent < round_ns && turns[0].n < SAMPLES_MAX);
+    } while ((spent < round_ns || (turns[0].n < 3 && spent < patience * round_ns)) &&
+             turns[0].n < SAMPLES_MAX);
+}
+
+static bool all_taken(const turn *turns, int n_works)
+{
+    for (int i = 0; i < n_works; i++)
+        if (turns[i].n == 0)
+            return false;
+    return true;
 }
 
 void bench_measure(const bench_work *works, int n_works, double seconds, int rounds,
@@ -237,6 +291,8 @@ void bench_measure(const bench_work *works, int n_works, double seconds, int rou
         for (int i = 0; i < n_works; i++)
             turns[i].n = 0;
         measure_round(works, n_works, seconds * 1e9 / rounds, turns, times);
+        if (!all_taken(turns, n_works))
+            continue;
         for (int i = 0; i < n_works; i++)
             times[i].round[times[i].rounds++] = bench_median(turns[i].ns, turns[i].n);
     }

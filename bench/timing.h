@@ -16,6 +16,13 @@ enum { BENCH_ROUNDS_MAX = 99, BENCH_THREADS_MAX = 256 };
 double bench_now(void);
 void bench_use_cpu_clock(void);
 
+/*
+ * From now on only samples count during which the core's other hardware
+ * thread was idle, as far as a probe before and after can tell. A round
+ * without one does not count, so there can be no round at all.
+ */
+void bench_only_alone(void);
+
 /* Keep the calling thread on the nth core that it may use; false if there is no way. */
 bool bench_pin(int nth);
 
@@ -53,6 +60,6 @@ void bench_measure(const bench_work *works, int n_works, double seconds, int rou
 /* The fastest of a few samples, for choosing between variants. */
 double bench_quick(const bench_work *work);
 
-double bench_median(double *values, int n); /* sorts 'values' */
+double bench_median(double *values, int n); /* sorts 'values'; NaN of none */
 
 #endif
