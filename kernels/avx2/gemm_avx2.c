@@ -70,13 +70,6 @@ QKV_INLINE void multiply_step(step *s, const int n_rows, __m256 acc[ROWS][2])
     s->panel += PANEL;
 }
 
-/* The row ahead need not exist: an address, not a pointer into an array. */
-QKV_INLINE void prefetch(const float *from, int64_t ahead)
-{
-    const uintptr_t address = (uintptr_t)from + (uintptr_t)ahead * sizeof *from;
-    _mm_prefetch((const char *)address, _MM_HINT_T0);
-}
-
 /* As many steps as there are pieces to copy. */
 QKV_INLINE void multiply_and_copy(qkv_gemm_copy *copy, int64_t pieces, step *s, const int n_rows,
                                   __m256 acc[ROWS][2])

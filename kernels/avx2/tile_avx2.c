@@ -29,7 +29,9 @@ enum {
     TILE = QKV_avx2_tile_rows,
     VECS = TILE / LANES,
     PANEL = QKV_avx2_value_panel,
-    WIDE = 8 /* keys or columns where one vector holds all rows */
+    WIDE = 8,  /* keys or columns where one vector holds all rows */
+    STEPS = 8, /* that a loop is unrolled by */
+    AHEAD = 8  /* keys that packing prefetches ahead */
 };
 
 /* ------------------------------------------------------- in and out */
@@ -109,9 +111,13 @@ void qkv_tile_pack_f32_avx2(const float *values, int64_t values_stride, int64_t 
     const int64_t pairs_dim = value_dim / (2 * PANEL) * (2 * PANEL);
     int64_t first = 0;
     for (; first + 4 <= kv_len; first += 4)
-        for (int64_t d = 0; d < pairs_dim; d += 2 * PANEL)
+        for (int64_t d = 0; d < pairs_dim; d += 2 * PANEL) {
+            if (d % 16 == 0)
+                for (int k = 0; k < 4; k++)
+                    prefetch(values + (first + k) * values_stride + d, AHEAD * values_stride);
             pack_4_keys(values + first * values_stride + d, values_stride,
                         packed + d * kv_len + first * PANEL, panel_size);
+        }
 
     for (int64_t d = 0; d < value_dim; d += PANEL) {
         const int64_t rest = value_dim - d < PANEL ? value_dim - d : PANEL;
@@ -147,14 +153,15 @@ QKV_INLINE void logits_dim(const float *const keys[WIDE], const float *query, co
         const __m256 kd = _mm256_broadcast_ss(keys[k] + d);
         QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
-            acc[k][v] = _mm256_fmadd_ps(kd, q[v], acc[k][v]);
+            acc[k][v] = accumulate(kd, q[v], acc[k][v]);
     }
+    QKV_IN_ORDER();
 }
 
 /*
  * Logits of n_keys keys from j on; max[v] moves on. Every key has its own
- * pointer, which spares an address computation a load. Unrolled by two; by
- * four, GCC 12 runs out of registers and spills accumulators.
+ * pointer, which spares an address computation a load; unrolled by STEPS, as
+ * the front end is the limit where another thread uses half of it.
  */
 QKV_INLINE void logits_block(const qkv_tile_step_args *a, int64_t j, const int n_keys,
                              const int n_vecs, __m256 max[VECS])
@@ -170,13 +177,13 @@ QKV_INLINE void logits_block(const qkv_tile_step_args *a, int64_t j, const int n
     }
 
     const float *query = a->query, *end = query + a->head_dim * TILE;
-    for (; query + 2 * TILE <= end; query += 2 * TILE) {
+    for (; query + STEPS * TILE <= end; query += STEPS * TILE) {
         QKV_UNROLL
-        for (int d = 0; d < 2; d++)
+        for (int d = 0; d < STEPS; d++)
             logits_dim(keys, query, d, n_keys, n_vecs, acc);
         QKV_UNROLL
         for (int k = 0; k < n_keys; k++)
-            keys[k] += 2;
+            keys[k] += STEPS;
     }
     for (; query < end; query += TILE) {
         logits_dim(keys, query, 0, n_keys, n_vecs, acc);
@@ -252,30 +259,29 @@ static __attribute__((noinline)) __m256 careful_column(const qkv_tile_step_args 
     return acc;
 }
 
-/* One key's part of the sums of some columns. */
-QKV_INLINE void values_key(const qkv_tile_step_args *a, const float *values, int64_t j,
-                           const int columns, const int n_vecs, __m256 acc[WIDE][VECS])
+/* Key 'j' after where 'weights' and 'panels' stand: its part of the sums of 'columns'. */
+QKV_INLINE void values_key(const float *weights, const float *const panels[WIDE / PANEL],
+                           const int j, const int columns, const int n_vecs, __m256 acc[WIDE][VECS])
 {
-    const int64_t panel_size = a->values_keys * PANEL;
     __m256 p[VECS];
     QKV_UNROLL
     for (int v = 0; v < n_vecs; v++)
-        p[v] = _mm256_loadu_ps(a->logits + j * TILE + v * LANES);
+        p[v] = _mm256_loadu_ps(weights + j * TILE + v * LANES);
     QKV_UNROLL
     for (int c = 0; c < columns; c++) {
-        const __m256 value =
-            _mm256_broadcast_ss(values + c / PANEL * panel_size + j * PANEL + c % PANEL);
+        const __m256 value = _mm256_broadcast_ss(panels[c / PANEL] + j * PANEL + c % PANEL);
         QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
-            acc[c][v] = _mm256_fmadd_ps(value, p[v], acc[c][v]);
+            acc[c][v] = accumulate(value, p[v], acc[c][v]);
     }
+    QKV_IN_ORDER();
 }
 
-/* 'panels' panels of columns from column d on. */
-QKV_INLINE void values_block(const qkv_tile_step_args *a, int64_t d, const int panels,
+/* 'n_panels' panels of columns from column d on. */
+QKV_INLINE void values_block(const qkv_tile_step_args *a, int64_t d, const int n_panels,
                              const int n_vecs, const __m256 rescale[VECS])
 {
-    const int columns = panels * PANEL;
+    const int columns = n_panels * PANEL;
     __m256 acc[WIDE][VECS];
     QKV_UNROLL
     for (int c = 0; c < columns; c++)
@@ -285,14 +291,26 @@ QKV_INLINE void values_block(const qkv_tile_step_args *a, int64_t d, const int p
 
     const int64_t panel_size = a->values_keys * PANEL;
     const float *values = a->values + d * a->values_keys;
-    int64_t j = 0;
-    for (; j + 2 <= a->kv_len; j += 2) {
+    const float *panels[WIDE / PANEL];
+    QKV_UNROLL
+    for (int i = 0; i < n_panels; i++)
+        panels[i] = values + i * panel_size;
+
+    const float *weights = a->logits, *end = weights + a->kv_len * TILE;
+    for (; weights + STEPS * TILE <= end; weights += STEPS * TILE) {
         QKV_UNROLL
-        for (int u = 0; u < 2; u++)
-            values_key(a, values, j + u, columns, n_vecs, acc);
+        for (int j = 0; j < STEPS; j++)
+            values_key(weights, panels, j, columns, n_vecs, acc);
+        QKV_UNROLL
+        for (int i = 0; i < n_panels; i++)
+            panels[i] += STEPS * PANEL;
     }
-    for (; j < a->kv_len; j++)
-        values_key(a, values, j, columns, n_vecs, acc);
+    for (; weights < end; weights += TILE) {
+        values_key(weights, panels, 0, columns, n_vecs, acc);
+        QKV_UNROLL
+        for (int i = 0; i < n_panels; i++)
+            panels[i] += PANEL;
+    }
 
     QKV_UNROLL
     for (int c = 0; c < columns; c++) {

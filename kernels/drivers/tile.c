@@ -76,9 +76,33 @@ static tile_part tile_at(const qkv_attention_problem *p, const qkv_kernels *k, q
     return t;
 }
 
+/*
+ * Rows that a later tile reads or writes come from beyond the private caches,
+ * and are too short for the hardware to notice a stream: they are asked for one
+ * tile ahead.
+ */
+#if defined(__GNUC__)
+#define PREFETCH(p) __builtin_prefetch(p)
+#else
+#define PREFETCH(p) ((void)(p))
+#endif
+
+static void prefetch_rows(const qkv_attention_problem *p, const qkv_view *view, qkv_row_run run,
+                          int64_t first, int64_t count)
+{
+    enum { CACHE_LINE = 64 };
+    const int64_t bytes = view->dim * qkv_element_size(view->dtype);
+    for (int64_t i = first; i < first + count && i < run.count; i++) {
+        const char *row = qkv_row_of(view, p, run, i);
+        for (int64_t at = 0; at < bytes; at += CACHE_LINE)
+            PREFETCH(row + at);
+    }
+}
+
 static void load_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
                       tile_part t, tile_scratch *s)
 {
+    prefetch_rows(p, &p->query, run, t.first + t.count, t.count);
     const float *rows[QKV_TILE_ROWS_MAX];
     for (int64_t i = 0; i < t.count; i++) {
         const void *row = qkv_row_of(&p->query, p, run, t.first + i);
@@ -148,6 +172,7 @@ static void step_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
 static void store_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
                        tile_part t, const tile_scratch *s)
 {
+    prefetch_rows(p, &p->out, run, t.first + t.count, t.count);
     const bool narrow = p->out.dtype != QKV_F32;
     float *rows[QKV_TILE_ROWS_MAX];
     for (int64_t i = 0; i < t.count; i++)
