@@ -119,8 +119,9 @@ typedef void qkv_tile_pack_f32_fn(const float *values, int64_t values_stride, in
  *     sum  = sum * r + sum_j p_j
  *     out  = out * r + sum_j p_j value_j
  *
- * The driver starts a tile with max = -FLT_MAX (see softmax_step), sum = 0
- * and out = 0. Keys that a row does not see have no effect on it, not even
+ * with exponentials within 4 u, u = 2^-24 (a weight may be off by 16 u). The
+ * driver starts a tile with max = -FLT_MAX (see softmax_step), sum = 0 and
+ * out = 0. Keys that a row does not see have no effect on it, not even
  * a NaN or infinity in their key or value.
  */
 typedef struct qkv_tile_step_args {

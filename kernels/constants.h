@@ -12,7 +12,9 @@
  * rounded to f32 first and the others fitted again, then c2 is, and so on:
  * 3.0e-9 for 2^f and 3.1e-9 for e^f, a twentieth of u = 2^-24. Rounding all six
  * at the end leaves 1.6e-8, which is a quarter of an ulp where p is near 0.7.
- * Degree 5 has 9.2e-8: too much for a result within 1 ulp. The worst case
+ * Degree 5 has 9.2e-8: too much for a result within 1 ulp, but not for a weight
+ * within a tile, which may be off by 16 u: QKV_EXP2_TILE, fitted and rounded the
+ * same way, has 9.3e-8 = 1.6 u. The worst case
  * over every f32, rounding included, is printed by the test suite. As
  * p(0) = 1 holds exactly, exp(0) = 1 does.
  */
@@ -25,6 +27,12 @@
 #define QKV_EXP2_C4 0x1.3b2de0p-7f
 #define QKV_EXP2_C5 0x1.5f082ep-10f
 #define QKV_EXP2_C6 0x1.416b50p-13f
+
+#define QKV_EXP2_TILE_C1 0x1.62e42ap-1f
+#define QKV_EXP2_TILE_C2 0x1.ebf9c2p-3f
+#define QKV_EXP2_TILE_C3 0x1.c6b6d8p-5f
+#define QKV_EXP2_TILE_C4 0x1.3ce8acp-7f
+#define QKV_EXP2_TILE_C5 0x1.5bda3cp-10f
 
 #define QKV_EXP_C1 1.0f
 #define QKV_EXP_C2 0x1.fffffcp-2f

@@ -271,6 +271,12 @@ static void fill_buffers(tile_buffers *t, const qkv_kernels *k, rng *r, const st
     }
 }
 
+/* The tile's exponential may be off by 4 u, the others by 2. */
+static double weight_error(double exact, double x_error)
+{
+    return oracle_exp2_error(exact, x_error) + 2 * ORACLE_U * exact;
+}
+
 /* What one row should have become, judged by the maximum that it chose. */
 typedef struct row_verdict {
     double max, max_error;
@@ -307,11 +313,11 @@ static void judge_logits(const tile_buffers *t, int64_t i, double old_max, doubl
     for (int64_t j = v->from; j < v->to; j++) {
         const double x = logits[j] - new_max;
         v->p[j] = exp2(x);
-        v->p_error[j] = oracle_exp2_error(v->p[j], errors[j] + ORACLE_U * fabs(x));
+        v->p_error[j] = weight_error(v->p[j], errors[j] + ORACLE_U * fabs(x));
     }
     const double x = old_max - new_max;
     v->factor = exp2(x);
-    v->factor_error = oracle_exp2_error(v->factor, ORACLE_U * fabs(x));
+    v->factor_error = weight_error(v->factor, ORACLE_U * fabs(x));
 }
 
 static void judge_sum(const row_verdict *v, int64_t i, int64_t keys, double old, float got)

@@ -32,28 +32,6 @@
 #define QKV_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* Keeps the compiler from moving loads across: in a long unrolled loop it would
- * begin so many early that accumulators no longer fit the registers. */
-#define QKV_IN_ORDER() __asm__ volatile("" ::: "memory")
-
-/*
- * acc + a * b, for loops whose accumulators and operands take all 16 registers.
- * Left the choice among the three forms of the instruction, GCC 12 and clang 14
- * overwrite an operand instead of the accumulator, then copy and spill; or they
- * load an operand again for each of its uses, and load ports are scarce: a
- * 4 x 3 block with folded loads runs at 65 % of the multiply-add peak, without
- * at 97 %.
- */
-QKV_INLINE __m256 accumulate(__m256 a, __m256 b, __m256 acc)
-{
-#ifdef QKV_SIMDE
-    return _mm256_fmadd_ps(a, b, acc);
-#else
-    __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
-    return acc;
-#endif
-}
-
 enum { LANES = 8 };
 
 /* All ones in the first n lanes, 0 <= n <= 8. */

@@ -5,24 +5,25 @@
  * Keys and values are broadcast element by element, so keys need no packing
  * and neither maximum, sum nor rescaling ever crosses lanes.
  *
- *   logits   4 keys x 3 vectors of accumulators (12), 3 of the query tile,
- *            1 broadcast: all 16 registers. A step of head_dim has 12
- *            multiply-adds and 7 loads: 6 cycles on two FMA ports, 3.5 on
- *            two load ports.
+ *   logits   4 keys x 3 vectors, the register block of block_avx2.h
  *   softmax  the running maximum is taken while the logits are stored; the
- *            pass over them then costs about 14 operations a vector.
- *   values   4 columns x 3 vectors of accumulators over all keys of the
- *            block, from packed panels: the same 12 to 7.
+ *            pass over them then takes 5.6 cycles a vector (Zen 3), bound by the
+ *            schedulers, which the chains of the exponentials fill
+ *   values   4 columns x 3 vectors over all keys of the block, from packed
+ *            panels: the same register block
  *
  * With fewer rows, 2 vectors keep 4 keys or columns (8 chains of 4 cycles'
  * latency fill two ports), 1 vector takes 8.
  *
  * Model, cycles a vector of rows and key on two FMA ports:
- * (head_dim + value_dim) / 2 + 7, and (head_dim + 2 value_dim) / key_block
- * for loading and storing what stays.
+ * (head_dim + value_dim) / 2 + 5.6 + 1.5 for scaling, storing and taking the
+ * maximum of a logit, and (head_dim + 2 value_dim) / key_block for loading and
+ * storing what stays. Measured on hot data, a block of 192 keys: 72.4 where the
+ * model says 72.1 (64 / 64), and 138.7 for 137.1 (128 / 128).
  */
 #include "internal.h"
 
+#include "block_avx2.h"
 #include "isa_avx2.h"
 
 enum {
@@ -30,7 +31,7 @@ enum {
     VECS = TILE / LANES,
     PANEL = QKV_avx2_value_panel,
     WIDE = 8,  /* keys or columns where one vector holds all rows */
-    STEPS = 8, /* that a loop is unrolled by */
+    STEPS = 2, /* that a loop is unrolled by */
     AHEAD = 8  /* keys that packing prefetches ahead */
 };
 
@@ -128,6 +129,37 @@ void qkv_tile_pack_f32_avx2(const float *values, int64_t values_stride, int64_t 
     }
 }
 
+/* ------------------------------------------------------------- spans */
+
+/*
+ * Which keys of a step take which work. On the diagonal of a causal mask the
+ * first vectors of rows see fewer keys than the last: vector v takes part up to
+ * end[v] only, and no later vector ends before it. Between 'clear_begin' and
+ * 'clear_end' every row sees every key.
+ */
+typedef struct spans {
+    int64_t end[VECS];
+    int64_t clear_begin, clear_end;
+} spans;
+
+static spans spans_of(const qkv_tile_step_args *a, int n_vecs)
+{
+    spans s = {.clear_end = a->kv_len};
+    for (int v = 0; v < VECS; v++)
+        s.end[v] = a->end ? 0 : a->kv_len;
+    if (!a->end)
+        return s;
+    for (int64_t i = 0; i < a->n_rows; i++) {
+        int64_t *end = &s.end[i / LANES];
+        *end = a->end[i] > *end ? a->end[i] : *end;
+        s.clear_end = a->end[i] < s.clear_end ? a->end[i] : s.clear_end;
+        s.clear_begin = a->begin[i] > s.clear_begin ? a->begin[i] : s.clear_begin;
+    }
+    for (int v = 1; v < n_vecs; v++)
+        s.end[v] = s.end[v] > s.end[v - 1] ? s.end[v] : s.end[v - 1];
+    return s;
+}
+
 /* ------------------------------------------------------------ logits */
 
 /* All ones in the lanes whose rows see key j. */
@@ -140,65 +172,76 @@ QKV_INLINE __m256 visible(const qkv_tile_step_args *a, int v, int64_t j)
         _mm256_andnot_si256(_mm256_cmpgt_epi32(begin, key), _mm256_cmpgt_epi32(end, key)));
 }
 
-/* Dimension 'd' after where 'keys' and 'query' stand, for n_keys keys. */
+/* Dimension 'd' after where 'keys' and 'query' stand, for n_keys keys and the
+ * vectors of rows from 'first' on. */
 QKV_INLINE void logits_dim(const float *const keys[WIDE], const float *query, const int d,
-                           const int n_keys, const int n_vecs, __m256 acc[WIDE][VECS])
+                           const int n_keys, const int first, const int n_vecs,
+                           __m256 acc[WIDE][VECS])
 {
     __m256 q[VECS];
     QKV_UNROLL
-    for (int v = 0; v < n_vecs; v++)
+    for (int v = first; v < n_vecs; v++)
         q[v] = _mm256_loadu_ps(query + d * TILE + v * LANES);
     QKV_UNROLL
     for (int k = 0; k < n_keys; k++) {
         const __m256 kd = _mm256_broadcast_ss(keys[k] + d);
         QKV_UNROLL
-        for (int v = 0; v < n_vecs; v++)
-            acc[k][v] = accumulate(kd, q[v], acc[k][v]);
+        for (int v = first; v < n_vecs; v++)
+            acc[k][v] = _mm256_fmadd_ps(kd, q[v], acc[k][v]);
     }
-    QKV_IN_ORDER();
 }
 
-/*
- * Logits of n_keys keys from j on; max[v] moves on. Every key has its own
- * pointer, which spares an address computation a load; unrolled by STEPS, as
- * the front end is the limit where another thread uses half of it.
- */
-QKV_INLINE void logits_block(const qkv_tile_step_args *a, int64_t j, const int n_keys,
-                             const int n_vecs, __m256 max[VECS])
+/* Dot products of n_keys keys from j on. Every key has its own pointer, which
+ * spares an address computation a load. */
+QKV_INLINE void dot_products(const qkv_tile_step_args *a, int64_t j, const int n_keys,
+                             const int first, const int n_vecs, __m256 acc[WIDE][VECS])
 {
     const float *keys[WIDE];
-    __m256 acc[WIDE][VECS];
     QKV_UNROLL
-    for (int k = 0; k < n_keys; k++) {
+    for (int k = 0; k < n_keys; k++)
         keys[k] = a->keys + (j + k) * a->keys_stride;
-        QKV_UNROLL
-        for (int v = 0; v < n_vecs; v++)
-            acc[k][v] = _mm256_setzero_ps();
+    if (n_keys == BLOCK_SCALARS && n_vecs - first == BLOCK_VECS) {
+        block_rows(keys[0], keys[1], keys[2], keys[3], a->query, a->head_dim, acc);
+        return;
     }
 
+    QKV_UNROLL
+    for (int k = 0; k < n_keys; k++)
+        QKV_UNROLL
+    for (int v = first; v < n_vecs; v++)
+        acc[k][v] = _mm256_setzero_ps();
     const float *query = a->query, *end = query + a->head_dim * TILE;
     for (; query + STEPS * TILE <= end; query += STEPS * TILE) {
         QKV_UNROLL
         for (int d = 0; d < STEPS; d++)
-            logits_dim(keys, query, d, n_keys, n_vecs, acc);
+            logits_dim(keys, query, d, n_keys, first, n_vecs, acc);
         QKV_UNROLL
         for (int k = 0; k < n_keys; k++)
             keys[k] += STEPS;
     }
     for (; query < end; query += TILE) {
-        logits_dim(keys, query, 0, n_keys, n_vecs, acc);
+        logits_dim(keys, query, 0, n_keys, first, n_vecs, acc);
         QKV_UNROLL
         for (int k = 0; k < n_keys; k++)
             keys[k]++;
     }
+}
 
+/* Logits of n_keys keys from j on; max[v] moves on. */
+QKV_INLINE void logits_block(const qkv_tile_step_args *a, const spans *s, int64_t j,
+                             const int n_keys, const int first, const int n_vecs, __m256 max[VECS])
+{
+    __m256 acc[WIDE][VECS];
+    dot_products(a, j, n_keys, first, n_vecs, acc);
+
+    const bool clear = s->clear_begin <= j && j + n_keys <= s->clear_end;
     const __m256 scale = _mm256_set1_ps(a->scale_log2);
     QKV_UNROLL
     for (int k = 0; k < n_keys; k++) {
         QKV_UNROLL
-        for (int v = 0; v < n_vecs; v++) {
+        for (int v = first; v < n_vecs; v++) {
             __m256 t = _mm256_mul_ps(acc[k][v], scale);
-            if (a->end)
+            if (!clear)
                 t = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), t, visible(a, v, j + k));
             _mm256_storeu_ps(a->logits + (j + k) * TILE + v * LANES, t);
             max[v] = max_ignoring_nan(t, max[v]);
@@ -206,32 +249,66 @@ QKV_INLINE void logits_block(const qkv_tile_step_args *a, int64_t j, const int n
     }
 }
 
-QKV_INLINE void tile_logits(const qkv_tile_step_args *a, const int n_vecs, __m256 max[VECS])
+/* Keys from j on, as long as there are keys before s->end[first]; returns where it stops. */
+QKV_INLINE int64_t logits_span(const qkv_tile_step_args *a, const spans *s, int64_t j,
+                               const int first, const int n_vecs, __m256 max[VECS])
 {
-    const int step = n_vecs == 1 ? WIDE : 4;
-    int64_t j = 0;
-    for (; j + step <= a->kv_len; j += step)
-        logits_block(a, j, step, n_vecs, max);
-    if (step > 4 && j + 4 <= a->kv_len) {
-        logits_block(a, j, 4, n_vecs, max);
+    const int step = n_vecs - first == 1 ? WIDE : 4;
+    const int64_t end = s->end[first];
+    for (; j < end && j + step <= a->kv_len; j += step)
+        logits_block(a, s, j, step, first, n_vecs, max);
+    if (step > 4 && j < end && j + 4 <= a->kv_len) {
+        logits_block(a, s, j, 4, first, n_vecs, max);
         j += 4;
     }
-    for (; j < a->kv_len; j++)
-        logits_block(a, j, 1, n_vecs, max);
+    for (; j < end; j++)
+        logits_block(a, s, j, 1, first, n_vecs, max);
+    return j;
+}
+
+QKV_INLINE void tile_logits(const qkv_tile_step_args *a, const spans *s, const int n_vecs,
+                            __m256 max[VECS])
+{
+    int64_t j = 0;
+    QKV_UNROLL
+    for (int first = 0; first < n_vecs; first++)
+        j = logits_span(a, s, j, first, n_vecs, max);
 }
 
 /* ----------------------------------------------------------- softmax */
 
+/*
+ * 2^t for t <= 0 within 4 u, u = 2^-24: 1.6 u of the polynomial and the rounding
+ * of its last two sums. exp2_ps takes 6.5 cycles a vector in the loop below, as
+ * the schedulers are full of operations that wait on Horner's chain; this one,
+ * half as long, takes 5.6.
+ */
+QKV_INLINE __m256 weight_ps(__m256 t)
+{
+    const __m256 magic = _mm256_set1_ps(QKV_ROUND_MAGIC);
+    t = _mm256_max_ps(_mm256_set1_ps(-127.0f), t);
+    const __m256 shifted = _mm256_add_ps(t, magic);
+    const __m256 f = _mm256_sub_ps(t, _mm256_sub_ps(shifted, magic));
+    const __m256 f2 = _mm256_mul_ps(f, f);
+    const __m256 low = _mm256_fmadd_ps(_mm256_set1_ps(QKV_EXP2_TILE_C1), f, _mm256_set1_ps(1.0f));
+    const __m256 mid =
+        _mm256_fmadd_ps(_mm256_set1_ps(QKV_EXP2_TILE_C3), f, _mm256_set1_ps(QKV_EXP2_TILE_C2));
+    const __m256 high =
+        _mm256_fmadd_ps(_mm256_set1_ps(QKV_EXP2_TILE_C5), f, _mm256_set1_ps(QKV_EXP2_TILE_C4));
+    return scale2(_mm256_fmadd_ps(_mm256_fmadd_ps(high, f2, mid), f2, low), shifted);
+}
+
 /* Logits become exponentials, the running maximum and sum of one vector of
  * rows move on; returns the factor for what was summed before. */
-QKV_INLINE __m256 softmax_vec(const qkv_tile_step_args *a, int v, __m256 max)
+QKV_INLINE __m256 softmax_vec(const qkv_tile_step_args *a, const spans *s, int v, __m256 max)
 {
     const __m256 before = _mm256_loadu_ps(a->max + v * LANES);
-    const __m256 rescale = exp2_ps(_mm256_sub_ps(before, max));
+    const __m256 rescale = weight_ps(_mm256_sub_ps(before, max));
     float *logits = a->logits + v * LANES;
+    const float *end = logits + s->end[v] * TILE;
     __m256 sum = _mm256_setzero_ps();
-    for (int64_t j = 0; j < a->kv_len; j++, logits += TILE) {
-        const __m256 p = exp2_ps(_mm256_sub_ps(_mm256_loadu_ps(logits), max));
+    for (; logits < end; logits += TILE) {
+        const __m256 p = weight_ps(_mm256_sub_ps(_mm256_loadu_ps(logits), max));
         _mm256_storeu_ps(logits, p);
         sum = _mm256_add_ps(sum, p);
     }
@@ -259,58 +336,77 @@ static __attribute__((noinline)) __m256 careful_column(const qkv_tile_step_args 
     return acc;
 }
 
-/* Key 'j' after where 'weights' and 'panels' stand: its part of the sums of 'columns'. */
+/* Key 'j' after where 'weights' and 'panels' stand: its part of the sums of
+ * 'columns', in the vectors of rows from 'first' on. */
 QKV_INLINE void values_key(const float *weights, const float *const panels[WIDE / PANEL],
-                           const int j, const int columns, const int n_vecs, __m256 acc[WIDE][VECS])
+                           const int j, const int columns, const int first, const int n_vecs,
+                           __m256 acc[WIDE][VECS])
 {
     __m256 p[VECS];
     QKV_UNROLL
-    for (int v = 0; v < n_vecs; v++)
+    for (int v = first; v < n_vecs; v++)
         p[v] = _mm256_loadu_ps(weights + j * TILE + v * LANES);
     QKV_UNROLL
     for (int c = 0; c < columns; c++) {
         const __m256 value = _mm256_broadcast_ss(panels[c / PANEL] + j * PANEL + c % PANEL);
         QKV_UNROLL
-        for (int v = 0; v < n_vecs; v++)
-            acc[c][v] = accumulate(value, p[v], acc[c][v]);
+        for (int v = first; v < n_vecs; v++)
+            acc[c][v] = _mm256_fmadd_ps(value, p[v], acc[c][v]);
     }
-    QKV_IN_ORDER();
 }
 
-/* 'n_panels' panels of columns from column d on. */
-QKV_INLINE void values_block(const qkv_tile_step_args *a, int64_t d, const int n_panels,
-                             const int n_vecs, const __m256 rescale[VECS])
+/* The keys of 'weights' up to 'end'; the panels move along. */
+QKV_INLINE const float *values_span(const float *weights, const float *end,
+                                    const float *panels[WIDE / PANEL], const int n_panels,
+                                    const int first, const int n_vecs, __m256 acc[WIDE][VECS])
 {
     const int columns = n_panels * PANEL;
-    __m256 acc[WIDE][VECS];
-    QKV_UNROLL
-    for (int c = 0; c < columns; c++)
-        QKV_UNROLL
-    for (int v = 0; v < n_vecs; v++)
-        acc[c][v] = _mm256_setzero_ps();
-
-    const int64_t panel_size = a->values_keys * PANEL;
-    const float *values = a->values + d * a->values_keys;
-    const float *panels[WIDE / PANEL];
-    QKV_UNROLL
-    for (int i = 0; i < n_panels; i++)
-        panels[i] = values + i * panel_size;
-
-    const float *weights = a->logits, *end = weights + a->kv_len * TILE;
     for (; weights + STEPS * TILE <= end; weights += STEPS * TILE) {
         QKV_UNROLL
         for (int j = 0; j < STEPS; j++)
-            values_key(weights, panels, j, columns, n_vecs, acc);
+            values_key(weights, panels, j, columns, first, n_vecs, acc);
         QKV_UNROLL
         for (int i = 0; i < n_panels; i++)
             panels[i] += STEPS * PANEL;
     }
     for (; weights < end; weights += TILE) {
-        values_key(weights, panels, 0, columns, n_vecs, acc);
+        values_key(weights, panels, 0, columns, first, n_vecs, acc);
         QKV_UNROLL
         for (int i = 0; i < n_panels; i++)
             panels[i] += PANEL;
     }
+    return weights;
+}
+
+/* 'n_panels' panels of columns from column d on. */
+QKV_INLINE void values_block(const qkv_tile_step_args *a, const spans *s, int64_t d,
+                             const int n_panels, const int n_vecs, const __m256 rescale[VECS])
+{
+    const int columns = n_panels * PANEL;
+    const int64_t panel_size = a->values_keys * PANEL;
+    const float *values = a->values + d * a->values_keys;
+    const float *panels[WIDE / PANEL], *weights = a->logits;
+    __m256 acc[WIDE][VECS];
+    QKV_UNROLL
+    for (int i = 0; i < n_panels; i++)
+        panels[i] = values + i * panel_size;
+    if (columns == BLOCK_SCALARS && n_vecs == BLOCK_VECS) {
+        block_panel(values, weights, s->end[0], acc);
+        panels[0] += s->end[0] * PANEL;
+        weights += s->end[0] * TILE;
+    } else {
+        QKV_UNROLL
+        for (int c = 0; c < columns; c++)
+            QKV_UNROLL
+        for (int v = 0; v < n_vecs; v++)
+            acc[c][v] = _mm256_setzero_ps();
+        weights =
+            values_span(weights, weights + s->end[0] * TILE, panels, n_panels, 0, n_vecs, acc);
+    }
+    QKV_UNROLL
+    for (int first = 1; first < n_vecs; first++)
+        weights = values_span(weights, a->logits + s->end[first] * TILE, panels, n_panels, first,
+                              n_vecs, acc);
 
     QKV_UNROLL
     for (int c = 0; c < columns; c++) {
@@ -324,15 +420,15 @@ QKV_INLINE void values_block(const qkv_tile_step_args *a, int64_t d, const int n
     }
 }
 
-QKV_INLINE void tile_values(const qkv_tile_step_args *a, const int n_vecs,
+QKV_INLINE void tile_values(const qkv_tile_step_args *a, const spans *s, const int n_vecs,
                             const __m256 rescale[VECS])
 {
     const int panels = n_vecs == 1 ? WIDE / PANEL : 1;
     int64_t d = 0;
     for (; d + (panels - 1) * PANEL < a->value_dim; d += panels * PANEL)
-        values_block(a, d, panels, n_vecs, rescale);
+        values_block(a, s, d, panels, n_vecs, rescale);
     if (panels > 1 && d < a->value_dim)
-        values_block(a, d, 1, n_vecs, rescale);
+        values_block(a, s, d, 1, n_vecs, rescale);
 }
 
 /* -------------------------------------------------------------- step */
@@ -343,11 +439,12 @@ QKV_INLINE void tile_step(const qkv_tile_step_args *a, const int n_vecs)
     QKV_UNROLL
     for (int v = 0; v < n_vecs; v++)
         max[v] = _mm256_loadu_ps(a->max + v * LANES);
-    tile_logits(a, n_vecs, max);
+    const spans s = spans_of(a, n_vecs);
+    tile_logits(a, &s, n_vecs, max);
     QKV_UNROLL
     for (int v = 0; v < n_vecs; v++)
-        rescale[v] = softmax_vec(a, v, max[v]);
-    tile_values(a, n_vecs, rescale);
+        rescale[v] = softmax_vec(a, &s, v, max[v]);
+    tile_values(a, &s, n_vecs, rescale);
 }
 
 void qkv_tile_step_f32_avx2(const qkv_tile_step_args *a)

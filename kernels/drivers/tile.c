@@ -204,6 +204,17 @@ static void step_block(const qkv_attention_problem *p, const qkv_kernels *k, qkv
         step_tile(p, k, run, tile_at(p, k, run, i), block, keys, s);
 }
 
+/*
+ * Blocks have three quarters of the keys that a step can take, so that the last
+ * one can take a short rest along: a step of a few keys costs nearly as much in
+ * loading and storing what stays.
+ */
+static qkv_range next_block(const qkv_kernels *k, int64_t first, int64_t keys_end)
+{
+    const int64_t rest = keys_end - first;
+    return (qkv_range){first, first + (rest <= k->key_block ? rest : k->key_block / 4 * 3)};
+}
+
 void qkv_run_tiles(const qkv_attention_problem *p, const qkv_attention_plan *plan, qkv_row_run run,
                    float *scratch)
 {
@@ -216,9 +227,9 @@ void qkv_run_tiles(const qkv_attention_problem *p, const qkv_attention_plan *pla
         load_tile(p, k, run, tile_at(p, k, run, i), &s);
 
     const int64_t keys_end = tile_at(p, k, run, tiles - 1).last_sees.end;
-    for (int64_t first = 0; first < keys_end; first += k->key_block) {
-        const int64_t end = first + k->key_block;
-        step_block(p, k, run, tiles, (qkv_range){first, end < keys_end ? end : keys_end}, &s);
+    for (qkv_range block = {0, 0}; block.end < keys_end;) {
+        block = next_block(k, block.end, keys_end);
+        step_block(p, k, run, tiles, block, &s);
     }
 
     for (int64_t i = 0; i < tiles; i++)
