@@ -30,7 +30,7 @@ static qkv_status check_sizes(qkv_attention_desc *d)
 static qkv_status check_unserved(const qkv_attention_desc *d)
 {
     static const qkv_attention_desc none;
-    const size_t first = offsetof(qkv_attention_desc, q_starts);
+    const size_t first = offsetof(qkv_attention_desc, key_scale);
     const bool set =
         memcmp((const char *)d + first, (const char *)&none + first, sizeof none - first) != 0;
     return set || d->flags & (QKV_WINDOW | QKV_INVARIANT) ? QKV_E_UNSUPPORTED : QKV_OK;
@@ -46,25 +46,140 @@ qkv_status qkv_check_scale(int32_t flags, float scale, int64_t head_dim, float *
     return isfinite(*scale_log2) ? QKV_OK : QKV_E_VALUE;
 }
 
+static bool is_aligned(const void *array, size_t element)
+{
+    return (uintptr_t)array % element == 0;
+}
+
+/* Are starts[0] .. starts[batch] a rising way through 'rows' rows? */
+static bool are_starts(const int64_t *starts, int64_t batch, int64_t rows)
+{
+    if (starts[0] < 0 || starts[batch] > rows)
+        return false;
+    for (int64_t b = 0; b < batch; b++)
+        if (starts[b] > starts[b + 1])
+            return false;
+    return true;
+}
+
+/* The lengths and offsets of sequences, and that they stay within the tensors. */
+static qkv_status check_sequences(const qkv_attention_desc *d, qkv_attention_problem *p)
+{
+    if (!is_aligned(d->q_starts, sizeof(int64_t)) || !is_aligned(d->kv_starts, sizeof(int64_t)) ||
+        !is_aligned(d->kv_lens, sizeof(int64_t)) || !is_aligned(d->q_offsets, sizeof(int64_t)))
+        return QKV_E_ALIGN;
+    if (d->batch >= PTRDIFF_MAX / (int64_t)sizeof(int64_t) &&
+        (d->q_starts || d->kv_starts || d->kv_lens || d->q_offsets))
+        return QKV_E_OVERFLOW;
+    if (d->q_starts && !are_starts(d->q_starts, d->batch, d->q_len))
+        return QKV_E_SHAPE;
+    if (d->kv_starts && !are_starts(d->kv_starts, d->batch, d->kv_len))
+        return QKV_E_SHAPE;
+    p->q_starts = d->q_starts;
+    p->kv_starts = d->kv_starts;
+    for (int64_t b = 0; d->kv_lens && b < d->batch; b++)
+        if (d->kv_lens[b] < 0 || d->kv_lens[b] > qkv_sequence_at(p, b).kv_len)
+            return QKV_E_SHAPE;
+    p->kv_lens = d->kv_lens;
+    for (int64_t b = 0; d->q_offsets && b < d->batch; b++)
+        if (d->q_offsets[b] > INT64_MAX - 1 - qkv_sequence_at(p, b).q_len)
+            return QKV_E_OVERFLOW;
+    p->q_offsets = d->q_offsets;
+    return QKV_OK;
+}
+
+/* The plain numbers of a paged cache. */
+static qkv_status check_page_sizes(qkv_attention_desc *d)
+{
+    if (d->page_size == 0)
+        return d->pages != 0 || d->page_table_stride != 0 || d->page_table ? QKV_E_SHAPE : QKV_OK;
+    if (d->page_size < 8 || d->page_size > 256 || (d->page_size & (d->page_size - 1)) != 0 ||
+        d->pages < 0)
+        return QKV_E_SHAPE;
+    if (d->page_table_stride < 0)
+        return QKV_E_STRIDE;
+    if (d->kv_starts)
+        return QKV_E_FLAGS;
+    if (!d->page_table)
+        return QKV_E_NULL;
+    if (!is_aligned(d->page_table, sizeof *d->page_table))
+        return QKV_E_ALIGN;
+    if (d->page_table_stride == 0)
+        d->page_table_stride = d->kv_len / d->page_size + (d->kv_len % d->page_size != 0);
+    int64_t entries;
+    if (!qkv_mul(d->batch, d->page_table_stride, &entries) ||
+        entries > PTRDIFF_MAX / (int64_t)sizeof *d->page_table)
+        return QKV_E_OVERFLOW;
+    return QKV_OK;
+}
+
+/* Every entry of the page table that a sequence's length reaches. */
+static qkv_status check_pages(const qkv_attention_desc *d, qkv_attention_problem *p)
+{
+    if (d->page_size == 0)
+        return QKV_OK;
+    p->page_table = d->page_table;
+    p->page_table_stride = d->page_table_stride;
+    while (INT64_C(1) << p->page_shift < d->page_size)
+        p->page_shift++;
+    for (int64_t b = 0; b < d->batch && d->kv_len > 0; b++) {
+        const qkv_sequence s = qkv_sequence_at(p, b);
+        const int64_t last = (s.kv_len - 1) >> p->page_shift;
+        for (int64_t i = 0; i <= last; i++)
+            if (s.pages[i] < 0 || s.pages[i] >= d->pages)
+                return QKV_E_INDEX;
+    }
+    return QKV_OK;
+}
+
+/* The keys' or the values' tensor. */
+static qkv_status check_cache(const qkv_attention_desc *d, const qkv_tensor *tensor, int64_t dim,
+                              qkv_view *view)
+{
+    if (d->page_size)
+        return qkv_view_tensor(tensor, d->pages, d->kv_heads, d->page_size, dim, QKV_INPUT, view);
+    return qkv_view_tensor(tensor, d->kv_starts ? 1 : d->batch, d->kv_heads, d->kv_len, dim,
+                           QKV_INPUT, view);
+}
+
 static qkv_status check_tensors(const qkv_attention_desc *d, qkv_attention_problem *p)
 {
-    qkv_status status = qkv_view_tensor(&d->query, d->batch, d->q_heads, d->q_len, d->head_dim,
-                                        QKV_INPUT, &p->query);
+    const int64_t batch = d->q_starts ? 1 : d->batch;
+    qkv_status status =
+        qkv_view_tensor(&d->query, batch, d->q_heads, d->q_len, d->head_dim, QKV_INPUT, &p->query);
     if (!status)
-        status = qkv_view_tensor(&d->key, d->batch, d->kv_heads, d->kv_len, d->head_dim, QKV_INPUT,
-                                 &p->key);
+        status = check_cache(d, &d->key, d->head_dim, &p->key);
     if (!status)
-        status = qkv_view_tensor(&d->value, d->batch, d->kv_heads, d->kv_len, d->value_dim,
-                                 QKV_INPUT, &p->value);
+        status = check_cache(d, &d->value, d->value_dim, &p->value);
     if (!status)
-        status = qkv_view_tensor(&d->out, d->batch, d->q_heads, d->q_len, d->value_dim, QKV_OUTPUT,
+        status = qkv_view_tensor(&d->out, batch, d->q_heads, d->q_len, d->value_dim, QKV_OUTPUT,
                                  &p->out);
     if (!status && d->lse.data && d->lse.dtype != QKV_F32)
         status = QKV_E_DTYPE;
     if (!status && d->lse.data)
-        status = qkv_view_tensor(&d->lse, d->batch, d->q_heads, d->q_len, 1, QKV_OUTPUT, &p->lse);
+        status = qkv_view_tensor(&d->lse, batch, d->q_heads, d->q_len, 1, QKV_OUTPUT, &p->lse);
     p->narrow = (p->query.dtype | p->key.dtype | p->value.dtype | p->out.dtype) != QKV_F32;
     return status;
+}
+
+/* The caller's arrays as views, for overlaps: rows of 4-byte elements. */
+enum { INDEX_ARRAYS = 5 };
+static void index_arrays(const qkv_attention_problem *p, qkv_view arrays[INDEX_ARRAYS])
+{
+    const int64_t wide = (int64_t)(sizeof(int64_t) / sizeof(int32_t));
+    const struct {
+        const void *data;
+        int64_t count, dim;
+    } all[INDEX_ARRAYS] = {{p->q_starts, p->batch + 1, wide},
+                           {p->kv_starts, p->batch + 1, wide},
+                           {p->kv_lens, p->batch, wide},
+                           {p->q_offsets, p->batch, wide},
+                           {p->page_table, p->batch * p->page_table_stride, 1}};
+    for (int i = 0; i < INDEX_ARRAYS; i++)
+        arrays[i] = (qkv_view){.data = (void *)(uintptr_t)all[i].data,
+                               .count = {1, 1, all[i].data ? all[i].count : 0},
+                               .stride = {0, 0, all[i].dim},
+                               .dim = all[i].dim};
 }
 
 static qkv_status check_overlap(const qkv_attention_problem *p)
@@ -75,6 +190,12 @@ static qkv_status check_overlap(const qkv_attention_problem *p)
         qkv_views_overlap(&p->out, &p->lse) || qkv_views_overlap(&p->lse, &p->query) ||
         qkv_views_overlap(&p->lse, &p->key) || qkv_views_overlap(&p->lse, &p->value))
         return QKV_E_OVERLAP;
+
+    qkv_view arrays[INDEX_ARRAYS];
+    index_arrays(p, arrays);
+    for (int i = 0; i < INDEX_ARRAYS; i++)
+        if (qkv_views_overlap(&p->out, &arrays[i]) || qkv_views_overlap(&p->lse, &arrays[i]))
+            return QKV_E_OVERLAP;
     return QKV_OK;
 }
 
@@ -101,7 +222,13 @@ qkv_status qkv_check_attention(const qkv_attention_desc *desc, qkv_attention_pro
                                  .causal = (d.flags & QKV_CAUSAL) != 0};
     status = qkv_check_scale(d.flags, d.scale, d.head_dim, &p->scale_log2);
     if (!status)
+        status = check_page_sizes(&d);
+    if (!status)
         status = check_tensors(&d, p);
+    if (!status)
+        status = check_sequences(&d, p);
+    if (!status)
+        status = check_pages(&d, p);
     if (!status)
         status = check_overlap(p);
     /* The row driver's scratch memory is some rows of queries and values. */
@@ -131,11 +258,19 @@ qkv_status qkv_attention_supports(const qkv_attention_desc *desc, qkv_attention_
 
     const qkv_attention_plan plan = plan_of(&p);
     support->isa = plan.kernels->name;
-    support->route = plan.route == QKV_ROUTE_TILE ? "tile" : "row";
-    if (nothing_to_write(&p) || p.kv_len == 0)
-        support->path = QKV_PATH_NONE;
-    else
+    support->route = "row";
+    support->path = QKV_PATH_NONE;
+    for (int64_t b = 0; b < p.batch && plan.tasks > 0; b++) {
+        const qkv_sequence s = qkv_sequence_at(&p, b);
+        const qkv_cut cut = qkv_cut_sequence(&p, &plan, &s);
+        if (cut.rows == 0 || s.kv_len == 0)
+            continue;
         support->path = plan.general ? QKV_PATH_GENERAL : QKV_PATH_TUNED;
+        if (cut.route == QKV_ROUTE_TILE)
+            support->route = "tile";
+        if (!p.q_starts && !p.kv_starts && !p.kv_lens)
+            break;
+    }
     return QKV_OK;
 }
 
@@ -160,7 +295,10 @@ qkv_status qkv_attention_scratch_size(const qkv_attention_desc *desc, int64_t wo
 static qkv_status check_attention_scratch(const qkv_attention_problem *p, const void *scratch,
                                           size_t size, size_t need)
 {
-    const qkv_view *views[] = {&p->query, &p->key, &p->value, &p->out, &p->lse};
+    qkv_view arrays[INDEX_ARRAYS];
+    index_arrays(p, arrays);
+    const qkv_view *views[] = {&p->query,  &p->key,    &p->value,  &p->out,    &p->lse,
+                               &arrays[0], &arrays[1], &arrays[2], &arrays[3], &arrays[4]};
     return qkv_check_scratch(scratch, size, need, views, sizeof views / sizeof *views);
 }
 
@@ -175,8 +313,8 @@ qkv_status qkv_attention(const qkv_attention_desc *desc, void *scratch, size_t s
     if (status)
         return status;
 
-    for (int64_t task = 0; task < plan.tasks; task++)
-        qkv_run_attention_task(&p, &plan, task, scratch);
+    if (plan.tasks > 0)
+        qkv_run_attention(&p, &plan, scratch);
     return QKV_OK;
 }
 

@@ -11,9 +11,9 @@ const char *qkv_strerror(qkv_status status)
     case QKV_E_SIZE:
         return "the descriptor's size is not one that this version knows";
     case QKV_E_FLAGS:
-        return "unknown or contradictory flags";
+        return "an unknown flag, or flags or fields that exclude each other";
     case QKV_E_SHAPE:
-        return "a size is negative or impossible, or the heads are not a multiple of kv_heads";
+        return "a size is negative or impossible, or starts or lengths leave the rows there are";
     case QKV_E_STRIDE:
         return "a stride is negative, or makes the rows of an output overlap";
     case QKV_E_DTYPE:
@@ -31,7 +31,7 @@ const char *qkv_strerror(qkv_status status)
     case QKV_E_ISA:
         return "no such instruction set, or this machine does not support it";
     case QKV_E_INDEX:
-        return "a task, worker or list index is out of range";
+        return "a task, worker, list index or page is out of range";
     case QKV_E_UNSUPPORTED:
         return "not offered by this version";
     default:

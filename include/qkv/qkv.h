@@ -108,8 +108,9 @@ enum {
     QKV_OK = 0,
     QKV_E_NULL = 1,        /* a required pointer is NULL */
     QKV_E_SIZE = 2,        /* a descriptor's 'size' is not one of this library's */
-    QKV_E_FLAGS = 3,       /* an unknown flag, or flags that exclude each other */
-    QKV_E_SHAPE = 4,       /* a negative or impossible size; heads not a multiple of kv_heads */
+    QKV_E_FLAGS = 3,       /* an unknown flag, or flags or fields that exclude each other */
+    QKV_E_SHAPE = 4,       /* a negative or impossible size; heads not a multiple of kv_heads;
+                              starts that fall, or starts and lengths beyond the rows there are */
     QKV_E_STRIDE = 5,      /* a negative stride, or an output whose rows overlap */
     QKV_E_DTYPE = 6,       /* an unknown dtype, or one that this call does not take */
     QKV_E_ALIGN = 7,       /* a pointer is not aligned to its element */
@@ -118,7 +119,7 @@ enum {
     QKV_E_SCRATCH = 10,    /* scratch memory is missing, too small or misaligned */
     QKV_E_VALUE = 11,      /* a scale that is not finite, or not after a factor of log2(e) */
     QKV_E_ISA = 12,        /* no such ISA, or this machine does not support it */
-    QKV_E_INDEX = 13,      /* a task or worker index is out of range */
+    QKV_E_INDEX = 13,      /* a task, a worker or an entry of the page table is out of range */
     QKV_E_UNSUPPORTED = 14 /* described correctly, but not offered by this version */
 };
 
@@ -354,19 +355,21 @@ typedef struct qkv_attention_desc {
     /*
      * Everything below is since 0.2, and left 0 or NULL it changes nothing.
      *
-     * Ragged batches. With 'q_starts' ([batch + 1], not falling) the query,
-     * out and lse tensors have no batch axis: sequence b owns their rows
-     * q_starts[b] .. q_starts[b + 1] - 1 of q_len. With 'kv_starts' ([batch
-     * + 1], not falling) the same holds for key and value and kv_len.
-     * 'kv_lens' ([batch]) gives every sequence a length of its own within
-     * its rows: keys from there on do not exist.
+     * Ragged batches. With 'q_starts' ([batch + 1], from 0 on, not falling)
+     * the query, out and lse tensors have no batch axis (stride_batch is
+     * ignored): sequence b owns their rows q_starts[b] .. q_starts[b + 1] - 1
+     * of q_len. Rows that no sequence owns are not written. With 'kv_starts'
+     * ([batch + 1]) the same holds for key and value and kv_len. 'kv_lens'
+     * ([batch]) gives every sequence a length of its own within its rows:
+     * keys from there on do not exist. The arrays must not overlap an output.
      */
     const int64_t *q_starts, *kv_starts, *kv_lens;
 
     /*
      * Sequence b's query i stands at the position i + q_offsets[b], which
-     * is what causal masks, windows and slopes go by. NULL: its kv_len
-     * minus its q_len, the queries being the newest tokens.
+     * is what causal masks, windows and slopes go by; key j stands at j. It
+     * may be negative, or beyond the keys. NULL: the sequence's kv_len minus
+     * its q_len, the queries being the newest tokens.
      */
     const int64_t *q_offsets;
 
@@ -375,8 +378,11 @@ typedef struct qkv_attention_desc {
      * are pools [pages][kv_heads][page_size][dim], stride_batch being the
      * distance from page to page: key j of sequence b lies in row
      * j % page_size of page page_table[b * page_table_stride + j / page_size].
-     * Sequences may share pages. kv_len is the most that a sequence may
-     * have; entries beyond a sequence's length are not read.
+     * Sequences may share pages. kv_len is the length of every sequence, or
+     * with 'kv_lens' the most that one may have; entries beyond a sequence's
+     * length are not read, nor are the rows of its last page. A
+     * page_table_stride of 0 stands for ceil(kv_len / page_size). kv_starts
+     * and pages exclude each other.
      */
     int64_t page_size, pages, page_table_stride;
     const int32_t *page_table;
@@ -428,7 +434,8 @@ enum {
 typedef struct qkv_attention_support {
     int32_t path;      /* QKV_PATH_... */
     const char *isa;   /* the ISA that would run it, a static string */
-    const char *route; /* a static word for the driver, "tile" or "row" */
+    const char *route; /* a static word for the driver, "tile" or "row": "tile" if
+                          some sequence takes it */
 } qkv_attention_support;
 
 /*

@@ -2,6 +2,7 @@
 #include "attention.h"
 
 #include <math.h>
+#include <string.h>
 
 enum {
     /* Scratch memory of a worker stays below this where a tile fits at all. */
@@ -33,12 +34,33 @@ int64_t qkv_lay_out(float *base, const int64_t *sizes, float **const *parts, siz
     return used;
 }
 
-qkv_range qkv_visible_keys(const qkv_attention_problem *p, int64_t position)
+qkv_sequence qkv_sequence_at(const qkv_attention_problem *p, int64_t index)
 {
-    qkv_range range = {0, p->kv_len};
+    qkv_sequence s = {.q_len = p->q_len, .kv_len = p->kv_len, .q_batch = index, .kv_batch = index};
+    if (p->q_starts) {
+        s.q_batch = 0;
+        s.q_first = p->q_starts[index];
+        s.q_len = p->q_starts[index + 1] - s.q_first;
+    }
+    if (p->kv_starts) {
+        s.kv_batch = 0;
+        s.kv_first = p->kv_starts[index];
+        s.kv_len = p->kv_starts[index + 1] - s.kv_first;
+    }
+    if (p->kv_lens)
+        s.kv_len = p->kv_lens[index];
+    if (p->page_table)
+        s.pages = p->page_table + index * p->page_table_stride;
+    s.q_offset = p->q_offsets ? p->q_offsets[index] : s.kv_len - s.q_len;
+    return s;
+}
+
+qkv_range qkv_visible_keys(const qkv_attention_problem *p, const qkv_sequence *s, int64_t query)
+{
+    qkv_range range = {0, s->kv_len};
     if (p->causal) {
-        const int64_t end = position - p->q_len + 1 + p->kv_len; /* in this order: no overflow */
-        range.end = end < 0 ? 0 : end < p->kv_len ? end : p->kv_len;
+        const int64_t end = s->q_offset + query + 1;
+        range.end = end < 0 ? 0 : end < s->kv_len ? end : s->kv_len;
     }
     return range;
 }
@@ -46,12 +68,15 @@ qkv_range qkv_visible_keys(const qkv_attention_problem *p, int64_t position)
 void *qkv_row_of(const qkv_view *view, const qkv_attention_problem *p, qkv_row_run run, int64_t row)
 {
     const int64_t r = run.first + row;
-    return qkv_view_row(view, run.batch, run.kv_head * p->group + r % p->group, r / p->group);
+    return qkv_view_row(view, run.sequence->q_batch, run.kv_head * p->group + r % p->group,
+                        run.sequence->q_first + r / p->group);
 }
 
 void qkv_widen_row(const qkv_kernels *k, int32_t dtype, const void *row, float *wide, int64_t n)
 {
-    if (dtype == QKV_F16)
+    if (dtype == QKV_F32)
+        memcpy(wide, row, (size_t)n * sizeof *wide);
+    else if (dtype == QKV_F16)
         k->widen_f16(row, wide, n);
     else
         k->widen_bf16(row, wide, n);
@@ -65,14 +90,46 @@ void qkv_narrow_row(const qkv_kernels *k, int32_t dtype, const float *wide, void
         k->narrow_bf16(wide, row, n);
 }
 
-qkv_f32_rows qkv_widen_rows(const qkv_view *view, const qkv_kernels *k, int64_t batch, int64_t head,
+bool qkv_is_staged(const qkv_attention_problem *p)
+{
+    return p->narrow || p->page_table;
+}
+
+/* A run of keys or values, which lie one after the other from 'data' on. */
+typedef struct row_piece {
+    const void *data;
+    int64_t count;
+} row_piece;
+
+static row_piece piece_at(const qkv_attention_problem *p, const qkv_view *view,
+                          const qkv_sequence *s, int64_t kv_head, int64_t first, int64_t count)
+{
+    if (!s->pages)
+        return (row_piece){qkv_view_row(view, s->kv_batch, kv_head, s->kv_first + first), count};
+    const int64_t row = first & ((INT64_C(1) << p->page_shift) - 1);
+    const int64_t rest = (INT64_C(1) << p->page_shift) - row;
+    return (row_piece){qkv_view_row(view, s->pages[first >> p->page_shift], kv_head, row),
+                       rest < count ? rest : count};
+}
+
+qkv_f32_rows qkv_fetch_rows(const qkv_attention_problem *p, const qkv_kernels *k,
+                            const qkv_view *view, const qkv_sequence *s, int64_t kv_head,
                             int64_t first, int64_t count, float *stage)
 {
-    if (view->dtype == QKV_F32)
-        return (qkv_f32_rows){qkv_view_row(view, batch, head, first), view->stride[QKV_AXIS_ROW]};
-    for (int64_t i = 0; i < count; i++)
-        qkv_widen_row(k, view->dtype, qkv_view_row(view, batch, head, first + i),
-                      stage + i * view->dim, view->dim);
+    const int64_t stride = view->stride[QKV_AXIS_ROW];
+    row_piece piece = piece_at(p, view, s, kv_head, first, count);
+    if (view->dtype == QKV_F32 && piece.count == count)
+        return (qkv_f32_rows){piece.data, stride};
+
+    float *wide = stage;
+    for (int64_t done = 0; done < count; done += piece.count) {
+        piece = piece_at(p, view, s, kv_head, first + done, count - done);
+        const char *row = piece.data;
+        for (int64_t i = 0; i < piece.count; i++, wide += view->dim) {
+            qkv_widen_row(k, view->dtype, row, wide, view->dim);
+            row += stride * qkv_element_size(view->dtype);
+        }
+    }
     return (qkv_f32_rows){stage, view->dim};
 }
 
@@ -123,37 +180,88 @@ static size_t worker_bytes(const qkv_attention_problem *p, const qkv_kernels *k,
     return (size_t)floats * sizeof(float);
 }
 
+qkv_cut qkv_cut_sequence(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                         const qkv_sequence *s)
+{
+    const qkv_kernels *k = plan->kernels;
+    qkv_cut cut = {.rows = p->group * s->q_len};
+    if (cut.rows == 0)
+        return cut;
+    if (plan->general || s->kv_len == 0 || cut.rows <= k->row_limit) {
+        cut.route = QKV_ROUTE_ROW;
+        cut.run_rows = (ROW_TASK_ROWS + p->group - 1) / p->group * p->group;
+    } else {
+        cut.run_rows = tile_task_rows(p, k, cut.rows);
+    }
+    cut.runs = (cut.rows + cut.run_rows - 1) / cut.run_rows;
+    return cut;
+}
+
+/* Are the lengths of all sequences the same? (Where they begin never matters.) */
+static bool is_uniform(const qkv_attention_problem *p)
+{
+    return !p->q_starts && !p->kv_starts && !p->kv_lens;
+}
+
+static int64_t tasks_of(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                        int64_t index)
+{
+    const qkv_sequence s = qkv_sequence_at(p, index);
+    return p->kv_heads * qkv_cut_sequence(p, plan, &s).runs;
+}
+
 qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *p, const qkv_kernels *kernels)
 {
-    qkv_attention_plan plan = {.kernels = kernels, .rows = p->group * p->q_len};
-    plan.general = !tile_fits(p, kernels);
+    qkv_attention_plan plan = {.kernels = kernels, .general = !tile_fits(p, kernels)};
     plan.worker_bytes = worker_bytes(p, kernels, !plan.general);
-
-    if (plan.general || p->kv_len == 0 || plan.rows <= kernels->row_limit) {
-        plan.route = QKV_ROUTE_ROW;
-        plan.task_rows = (ROW_TASK_ROWS + p->group - 1) / p->group * p->group;
-    } else {
-        plan.task_rows = tile_task_rows(p, kernels, plan.rows);
-    }
-    plan.tasks_a_head = (plan.rows + plan.task_rows - 1) / plan.task_rows;
-    plan.tasks = p->batch * p->kv_heads * plan.tasks_a_head;
+    if (is_uniform(p))
+        plan.tasks = p->batch * tasks_of(p, &plan, 0);
+    else
+        for (int64_t b = 0; b < p->batch; b++)
+            plan.tasks += tasks_of(p, &plan, b);
     return plan;
 }
 
-void qkv_run_attention_task(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
+static void run_task(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                     const qkv_sequence *s, const qkv_cut *cut, int64_t task, void *scratch)
+{
+    qkv_row_run run = {.sequence = s,
+                       .kv_head = task / cut->runs,
+                       .first = task % cut->runs * cut->run_rows,
+                       .count = cut->run_rows};
+    if (run.count > cut->rows - run.first)
+        run.count = cut->rows - run.first;
+
+    if (cut->route == QKV_ROUTE_TILE)
+        qkv_run_tiles(p, plan, run, scratch);
+    else
+        qkv_run_rows(p, plan, run, scratch);
+}
+
+void qkv_run_attention_task(const qkv_attention_problem *p, const qkv_attention_plan *plan,
                             int64_t task, void *scratch)
 {
-    const int64_t part = task % plan->tasks_a_head;
-    const int64_t head = task / plan->tasks_a_head;
-    qkv_row_run run = {.batch = head / problem->kv_heads,
-                       .kv_head = head % problem->kv_heads,
-                       .first = part * plan->task_rows,
-                       .count = plan->task_rows};
-    if (run.count > plan->rows - run.first)
-        run.count = plan->rows - run.first;
+    int64_t b = 0;
+    if (is_uniform(p)) {
+        const int64_t each = plan->tasks / p->batch;
+        b = task / each;
+        task %= each;
+    } else {
+        for (int64_t tasks; task >= (tasks = tasks_of(p, plan, b)); b++)
+            task -= tasks;
+    }
+    const qkv_sequence s = qkv_sequence_at(p, b);
+    const qkv_cut cut = qkv_cut_sequence(p, plan, &s);
+    run_task(p, plan, &s, &cut, task, scratch);
+}
 
-    if (plan->route == QKV_ROUTE_TILE)
-        qkv_run_tiles(problem, plan, run, scratch);
-    else
-        qkv_run_rows(problem, plan, run, scratch);
+void qkv_run_attention(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                       void *scratch)
+{
+    for (int64_t b = 0; b < p->batch; b++) {
+        const qkv_sequence s = qkv_sequence_at(p, b);
+        const qkv_cut cut = qkv_cut_sequence(p, plan, &s);
+        for (int64_t task = 0; task < p->kv_heads * cut.runs; task++)
+            run_task(p, plan, &s, &cut, task, scratch);
+    }
 }

@@ -13,47 +13,77 @@
 typedef struct qkv_attention_problem {
     qkv_view query, key, value, out, lse;    /* lse.data NULL: not wanted */
     int64_t batch, q_heads, kv_heads, group; /* group: query heads a key/value head */
-    int64_t q_len, kv_len, head_dim, value_dim;
+    /* Of every sequence; or the rows of all together, with q_starts and
+     * kv_starts; or the most that a sequence has. */
+    int64_t q_len, kv_len;
+    int64_t head_dim, value_dim;
+    /* As in qkv_attention_desc; NULL where every sequence is alike. */
+    const int64_t *q_starts, *kv_starts, *kv_lens, *q_offsets;
+    const int32_t *page_table; /* NULL: keys and values are not in pages */
+    int64_t page_table_stride;
+    int32_t page_shift; /* log2(page_size) */
     bool causal;
     bool narrow;      /* some tensor is not f32 */
     float scale_log2; /* scale * log2(e) */
 } qkv_attention_problem;
 
+/* One sequence of the batch: its lengths, and where its rows lie. */
+typedef struct qkv_sequence {
+    int64_t q_len, kv_len;
+    int64_t q_offset;           /* the position of query 0: position j is that of key j */
+    int64_t q_batch, q_first;   /* query 0, its output and log-sum-exp: batch entry and row */
+    int64_t kv_batch, kv_first; /* key and value 0, where they are not in pages */
+    const int32_t *pages;       /* its pages, or NULL */
+} qkv_sequence;
+
+qkv_sequence qkv_sequence_at(const qkv_attention_problem *problem, int64_t index);
+
 typedef enum qkv_route { QKV_ROUTE_TILE, QKV_ROUTE_ROW } qkv_route;
 
 /*
- * How a problem is cut into tasks. A task is one batch entry, one key/value
- * head and a run of query rows; row r of a key/value head is the query at
- * position r / group of its head r % group, so that rows with nearly the
- * same visible keys lie together and every head of the group shares each
- * load of a key or value.
+ * How each key/value head of a sequence is cut. Row r of a key/value head is
+ * query r / group of its head r % group, so that rows with nearly the same
+ * visible keys lie together and every head of the group shares each load of a
+ * key or value.
  */
+typedef struct qkv_cut {
+    qkv_route route;
+    int64_t rows;           /* group * q_len */
+    int64_t run_rows, runs; /* of a run, which is what a driver takes at once */
+} qkv_cut;
+
+/* What is decided for all sequences of a problem. */
 typedef struct qkv_attention_plan {
     const qkv_kernels *kernels;
-    qkv_route route;
-    bool general;      /* too large for a tile: right, but not tuned */
-    int64_t rows;      /* group * q_len */
-    int64_t task_rows; /* query rows a task, a multiple of the tile's */
-    int64_t tasks_a_head, tasks;
+    bool general;        /* too large for a tile: right, but not tuned */
+    int64_t tasks;       /* a run of a sequence's key/value head each */
     size_t worker_bytes; /* scratch memory a worker, a multiple of its alignment */
 } qkv_attention_plan;
 
 qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *problem,
                                       const qkv_kernels *kernels);
+qkv_cut qkv_cut_sequence(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
+                         const qkv_sequence *sequence);
 
-/* The keys that the query at 'position' sees: begin <= j < end. */
+/* The keys that a query of a sequence sees: begin <= j < end. */
 typedef struct qkv_range {
     int64_t begin, end;
 } qkv_range;
-qkv_range qkv_visible_keys(const qkv_attention_problem *problem, int64_t position);
+qkv_range qkv_visible_keys(const qkv_attention_problem *problem, const qkv_sequence *sequence,
+                           int64_t query);
 
 /* One task of the plan, with a worker's scratch memory. */
 void qkv_run_attention_task(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                             int64_t task, void *scratch);
 
-/* A run of query rows of one batch entry and key/value head. */
+/* All of it. */
+void qkv_run_attention(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
+                       void *scratch);
+
+/* A run of query rows of one sequence and key/value head. */
 typedef struct qkv_row_run {
-    int64_t batch, kv_head, first, count;
+    const qkv_sequence *sequence;
+    int64_t kv_head, first, count;
 } qkv_row_run;
 
 void qkv_run_tiles(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
@@ -61,21 +91,25 @@ void qkv_run_tiles(const qkv_attention_problem *problem, const qkv_attention_pla
 void qkv_run_rows(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                   qkv_row_run run, float *scratch);
 
-/* Floats of scratch memory that a run of task_rows rows needs. */
+/* Floats of scratch memory that a run needs. */
 int64_t qkv_tiles_scratch(const qkv_attention_problem *problem, const qkv_kernels *kernels,
-                          int64_t task_rows);
+                          int64_t run_rows);
 int64_t qkv_rows_scratch(const qkv_attention_problem *problem);
 
 /*
- * 'count' consecutive rows of a tensor as f32: where they lie, or widened
- * into 'stage', which has room for count * dim floats.
+ * 'count' consecutive keys or values of a sequence as f32: where they lie, or
+ * gathered into 'stage', which has room for count * dim floats.
  */
 typedef struct qkv_f32_rows {
     const float *data;
     int64_t stride;
 } qkv_f32_rows;
-qkv_f32_rows qkv_widen_rows(const qkv_view *view, const qkv_kernels *kernels, int64_t batch,
-                            int64_t head, int64_t first, int64_t count, float *stage);
+qkv_f32_rows qkv_fetch_rows(const qkv_attention_problem *problem, const qkv_kernels *kernels,
+                            const qkv_view *view, const qkv_sequence *sequence, int64_t kv_head,
+                            int64_t first, int64_t count, float *stage);
+
+/* Does a driver need a stage: for other types than f32, or for pages? */
+bool qkv_is_staged(const qkv_attention_problem *problem);
 
 /* One row of 'n' elements of a type, to f32 and from f32. */
 void qkv_widen_row(const qkv_kernels *kernels, int32_t dtype, const void *row, float *wide,

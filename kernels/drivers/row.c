@@ -13,13 +13,14 @@
 
 #include <float.h>
 
-/* Keys of a block: fewer where they must be converted and rows are long, so
- * that the stage stays small. */
+/* Keys of a block: fewer where rows are long, so that a block to be converted
+ * or gathered needs a small stage. Whether it must be does not count: bits do
+ * not depend on pages. */
 static int64_t block_keys(const qkv_attention_problem *p)
 {
     enum { STAGE_FLOATS = 1 << 16, FEWEST = 8 };
     const int64_t widest = p->head_dim > p->value_dim ? p->head_dim : p->value_dim;
-    if (!p->narrow || widest * QKV_KEY_BLOCK <= STAGE_FLOATS)
+    if (widest * QKV_KEY_BLOCK <= STAGE_FLOATS)
         return QKV_KEY_BLOCK;
     return widest * FEWEST >= STAGE_FLOATS ? FEWEST : STAGE_FLOATS / widest;
 }
@@ -40,7 +41,7 @@ static int64_t lay_out(row_scratch *s, float *base, const qkv_attention_problem 
         QKV_ROWS_MAX * QKV_KEY_BLOCK,
         QKV_ROWS_MAX * p->value_dim,
         p->narrow ? QKV_ROWS_MAX * p->head_dim : 0,
-        p->narrow ? block_keys(p) * widest : 0,
+        qkv_is_staged(p) ? block_keys(p) * widest : 0,
     };
     float **parts[] = {&s->logits, &s->out, &s->query, &s->stage};
 
@@ -82,9 +83,10 @@ static void row_block(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
                       head_rows rows, qkv_range block, qkv_row_state *states, const row_scratch *s)
 {
     const int64_t kv_len = block.end - block.begin;
-    row_logits(p, k, rows,
-               qkv_widen_rows(&p->key, k, run.batch, run.kv_head, block.begin, kv_len, s->stage),
-               kv_len, s->logits);
+    row_logits(
+        p, k, rows,
+        qkv_fetch_rows(p, k, &p->key, run.sequence, run.kv_head, block.begin, kv_len, s->stage),
+        kv_len, s->logits);
 
     float rescale[QKV_ROWS_MAX];
     for (int64_t i = 0; i < rows.count; i++)
@@ -92,7 +94,7 @@ static void row_block(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
             k->softmax_step_f32(s->logits + i * QKV_KEY_BLOCK, kv_len, p->scale_log2, &states[i]);
 
     const qkv_f32_rows values =
-        qkv_widen_rows(&p->value, k, run.batch, run.kv_head, block.begin, kv_len, s->stage);
+        qkv_fetch_rows(p, k, &p->value, run.sequence, run.kv_head, block.begin, kv_len, s->stage);
     k->weighted_sum_f32(&(qkv_weighted_sum_args){.weights = s->logits,
                                                  .values = values.data,
                                                  .out = s->out,
@@ -138,7 +140,7 @@ static void run_position(const qkv_attention_problem *p, const qkv_kernels *k, q
                          int64_t row, int64_t count, const row_scratch *s)
 {
     const head_rows rows = queries_at(p, k, run, row, count, s->query);
-    const qkv_range sees = qkv_visible_keys(p, (run.first + row) / p->group);
+    const qkv_range sees = qkv_visible_keys(p, run.sequence, (run.first + row) / p->group);
 
     qkv_row_state states[QKV_ROWS_MAX];
     for (int64_t i = 0; i < count; i++)

@@ -33,7 +33,7 @@ static int64_t panels_dim(const qkv_kernels *k, int64_t value_dim)
 
 /* Lays out the parts from 'base' on; returns the floats used. */
 static int64_t lay_out(tile_scratch *s, float *base, const qkv_attention_problem *p,
-                       const qkv_kernels *k, int64_t task_rows)
+                       const qkv_kernels *k, int64_t run_rows)
 {
     const int64_t value_columns = panels_dim(k, p->value_dim);
     const int64_t widest = p->head_dim > p->value_dim ? p->head_dim : p->value_dim;
@@ -41,21 +41,21 @@ static int64_t lay_out(tile_scratch *s, float *base, const qkv_attention_problem
     const int64_t sizes[] = {
         k->key_block * value_columns,
         (int64_t)k->key_block * k->tile_rows,
-        task_rows * p->head_dim,
-        task_rows * value_columns,
-        task_rows,
-        task_rows,
-        p->narrow ? most * widest : 0,
+        run_rows * p->head_dim,
+        run_rows * value_columns,
+        run_rows,
+        run_rows,
+        qkv_is_staged(p) ? most * widest : 0,
     };
     float **parts[] = {&s->values, &s->logits, &s->query, &s->out, &s->max, &s->sum, &s->stage};
 
     return qkv_lay_out(base, sizes, parts, sizeof sizes / sizeof *sizes);
 }
 
-int64_t qkv_tiles_scratch(const qkv_attention_problem *p, const qkv_kernels *k, int64_t task_rows)
+int64_t qkv_tiles_scratch(const qkv_attention_problem *p, const qkv_kernels *k, int64_t run_rows)
 {
     tile_scratch unused;
-    return lay_out(&unused, NULL, p, k, task_rows);
+    return lay_out(&unused, NULL, p, k, run_rows);
 }
 
 /* One tile of the run: its rows, and the keys that they see. */
@@ -71,8 +71,8 @@ static tile_part tile_at(const qkv_attention_problem *p, const qkv_kernels *k, q
     if (t.count > run.count - t.first)
         t.count = run.count - t.first;
     const int64_t row = run.first + t.first;
-    t.first_sees = qkv_visible_keys(p, row / p->group);
-    t.last_sees = qkv_visible_keys(p, (row + t.count - 1) / p->group);
+    t.first_sees = qkv_visible_keys(p, run.sequence, row / p->group);
+    t.last_sees = qkv_visible_keys(p, run.sequence, (row + t.count - 1) / p->group);
     return t;
 }
 
@@ -159,7 +159,8 @@ static void step_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
     int32_t begins[QKV_TILE_ROWS_MAX] = {0}, ends[QKV_TILE_ROWS_MAX] = {0};
     if (t.first_sees.end < end || t.last_sees.begin > block.begin) {
         for (int64_t i = 0; i < t.count; i++) {
-            const qkv_range sees = qkv_visible_keys(p, (run.first + t.first + i) / p->group);
+            const qkv_range sees =
+                qkv_visible_keys(p, run.sequence, (run.first + t.first + i) / p->group);
             begins[i] = clamp_to_block(sees.begin, block.begin, kv_len);
             ends[i] = clamp_to_block(sees.end, block.begin, kv_len);
         }
@@ -194,12 +195,12 @@ static void step_block(const qkv_attention_problem *p, const qkv_kernels *k, qkv
 {
     const int64_t kv_len = block.end - block.begin;
     const qkv_f32_rows values =
-        qkv_widen_rows(&p->value, k, run.batch, run.kv_head, block.begin, kv_len, s->stage);
+        qkv_fetch_rows(p, k, &p->value, run.sequence, run.kv_head, block.begin, kv_len, s->stage);
     k->tile_pack_f32(values.data, values.stride, kv_len, p->value_dim, s->values);
 
     /* The values are packed: the stage is free for the keys. */
     const qkv_f32_rows keys =
-        qkv_widen_rows(&p->key, k, run.batch, run.kv_head, block.begin, kv_len, s->stage);
+        qkv_fetch_rows(p, k, &p->key, run.sequence, run.kv_head, block.begin, kv_len, s->stage);
     for (int64_t i = 0; i < tiles; i++)
         step_tile(p, k, run, tile_at(p, k, run, i), block, keys, s);
 }
@@ -219,10 +220,10 @@ void qkv_run_tiles(const qkv_attention_problem *p, const qkv_attention_plan *pla
                    float *scratch)
 {
     const qkv_kernels *k = plan->kernels;
-    tile_scratch s;
-    lay_out(&s, scratch, p, k, plan->task_rows);
-
     const int64_t tiles = (run.count + k->tile_rows - 1) / k->tile_rows;
+    tile_scratch s;
+    lay_out(&s, scratch, p, k, tiles * k->tile_rows);
+
     for (int64_t i = 0; i < tiles; i++)
         load_tile(p, k, run, tile_at(p, k, run, i), &s);
 

@@ -220,9 +220,12 @@ void oracle_attention_run(const oracle_attention *a)
             const int64_t keys = (b * a->kv_heads + h / group) * a->kv_len;
             for (int64_t i = 0; i < a->q_len; i++) {
                 const int64_t at = (b * a->q_heads + h) * a->q_len + i;
-                int64_t visible = a->causal ? i + a->kv_len - a->q_len + 1 : a->kv_len;
+                const int64_t offset = a->has_offset ? a->q_offset : a->kv_len - a->q_len;
+                int64_t visible = a->causal ? i + offset + 1 : a->kv_len;
                 if (visible < 0)
                     visible = 0;
+                if (visible > a->kv_len)
+                    visible = a->kv_len;
                 const row r = {
                     .q = a->q + at * a->head_dim,
                     .q_error = a->q_error ? a->q_error + at * a->head_dim : 0,

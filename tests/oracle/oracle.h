@@ -49,6 +49,9 @@ void oracle_weighted_sum(const float *weights, const float *values, int64_t valu
 typedef struct oracle_attention {
     int64_t batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim;
     int causal;
+    /* With 'has_offset' query i stands at i + q_offset, else at i + kv_len - q_len. */
+    int has_offset;
+    int64_t q_offset;
     double scale;
     const double *q, *k, *v;
     /* How far the library's own q, k, v may be off, or NULL: exact inputs. */
