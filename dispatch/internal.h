@@ -197,6 +197,97 @@ typedef void qkv_widen_bf16_fn(const uint16_t *x, float *y, int64_t n);
 typedef void qkv_narrow_f16_fn(const float *x, uint16_t *y, int64_t n);
 typedef void qkv_narrow_bf16_fn(const float *x, uint16_t *y, int64_t n);
 
+/*
+ * Rows of a key/value cache. One element e of a row and its value:
+ *
+ *     f16, bf16         16 bits, IEEE binary16 or the upper half of a binary32
+ *     f8_e4m3, f8_e5m2  8 bits, the OCP 8-bit floats: e4m3 has no infinity and
+ *                       the NaNs 0x7f and 0xff; e5m2 is the upper half of a
+ *                       binary16
+ *     q8_0              blocks of 34 bytes: a binary16 scale s, then 32 int8;
+ *                       s * e
+ *     q4_0              blocks of 18 bytes: a binary16 scale s, then 16 bytes
+ *                       that hold the elements 0..15 in their low nibbles and
+ *                       16..31 in their high ones; s * (e - 8)
+ *     i8                int8, and one f32 scale s a row, kept apart; s * e
+ *
+ * Numbers are little-endian and aligned to nothing. Rows of blocks have a
+ * multiple of QKV_KV_BLOCK elements. All values but those of i8 are exact in
+ * f32.
+ */
+enum {
+    QKV_KV_BLOCK = 32,   /* elements of a block */
+    QKV_Q8_0_BYTES = 34, /* of a block */
+    QKV_Q4_0_BYTES = 18
+};
+
+/* qkv_dot_args for the keys of a cache. Row j's scale is key_scales[j * key_scales_stride]. */
+typedef struct qkv_dot_kv_args {
+    const float *queries;
+    const void *keys;
+    const float *key_scales; /* of i8 only */
+    float *scores;
+    int64_t queries_stride;
+    int64_t keys_stride; /* in bytes */
+    int64_t key_scales_stride, scores_stride;
+    int64_t rows, kv_len, head_dim;
+    bool accumulate;
+} qkv_dot_kv_args;
+typedef void qkv_dot_kv_fn(const qkv_dot_kv_args *args);
+typedef qkv_dot_kv_fn qkv_dot_f16_fn, qkv_dot_bf16_fn, qkv_dot_f8_e4m3_fn, qkv_dot_f8_e5m2_fn,
+    qkv_dot_q8_0_fn, qkv_dot_q4_0_fn, qkv_dot_i8_fn;
+
+/* qkv_weighted_sum_args for the values of a cache, scales as above. */
+typedef struct qkv_weighted_sum_kv_args {
+    const float *weights;
+    const void *values;
+    const float *value_scales; /* of i8 only */
+    float *out;
+    const float *rescale; /* [rows] or NULL */
+    int64_t weights_stride;
+    int64_t values_stride; /* in bytes */
+    int64_t value_scales_stride, out_stride;
+    int64_t rows, kv_len, value_dim;
+    bool skip_zero;
+} qkv_weighted_sum_kv_args;
+typedef void qkv_weighted_sum_kv_fn(const qkv_weighted_sum_kv_args *args);
+typedef qkv_weighted_sum_kv_fn qkv_weighted_sum_f16_fn, qkv_weighted_sum_bf16_fn,
+    qkv_weighted_sum_f8_e4m3_fn, qkv_weighted_sum_f8_e5m2_fn, qkv_weighted_sum_q8_0_fn,
+    qkv_weighted_sum_q4_0_fn, qkv_weighted_sum_i8_fn;
+
+/*
+ * One row of a cache to f32: exact, but for i8, whose product with the scale
+ * is rounded once. '*scale' is read for i8 only.
+ */
+typedef void qkv_widen_kv_fn(const void *x, const float *scale, float *y, int64_t n);
+typedef qkv_widen_kv_fn qkv_widen_f8_e4m3_fn, qkv_widen_f8_e5m2_fn, qkv_widen_q8_0_fn,
+    qkv_widen_q4_0_fn, qkv_widen_i8_fn;
+
+/*
+ * One row to a cache: the same bits on every ISA; '*scale' is written for i8
+ * only. Below, [x] is x rounded to an integer, ties to even, and every
+ * operation is rounded to f32.
+ *
+ * f8: rounded once, to nearest, ties to even; whatever lies beyond the
+ * largest finite number, infinity too, becomes that number with its sign; a
+ * NaN stays one.
+ *
+ * q8_0 (a block) and i8 (the row): d = (largest |x|) / 127, e = [x * (1 / d)].
+ * The scale is d, for q8_0 rounded to binary16.
+ *
+ * q4_0: d = m / -8, where m is the first of the elements of largest
+ * magnitude; e = min(15, (x * (1 / d) + 8.5) without its fraction). The
+ * scale is d rounded to binary16.
+ *
+ * Where |d| < 2^-126, 0 stands in for 1 / d, and for the scale of i8. For
+ * q8_0 and q4_0 |d| is at most 65504, the largest binary16, and x * (1 / d) is
+ * limited to -127..127 or -8..7. If any x is a NaN or infinite the scale is
+ * a NaN and every value with it: the integers are 0, or 8 for q4_0.
+ */
+typedef void qkv_narrow_kv_fn(const float *x, void *y, float *scale, int64_t n);
+typedef qkv_narrow_kv_fn qkv_narrow_f8_e4m3_fn, qkv_narrow_f8_e5m2_fn, qkv_narrow_q8_0_fn,
+    qkv_narrow_q4_0_fn, qkv_narrow_i8_fn;
+
 /* The kernels of one ISA and the sizes that its tiles have. */
 typedef struct qkv_kernels {
     const char *name;

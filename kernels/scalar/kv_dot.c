@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Scores against the keys of a cache: scores[i][j] = sum over d of
+ * queries[i][d] * key(j, d), in the order of d, each product and each sum
+ * rounded. The scale of an i8 row multiplies its sum, once. |error| <=
+ * (n + 1) * u * sum |q_d k_d| to first order.
+ */
+#include "kv_scalar.h"
+
+static inline void dot(const qkv_dot_kv_args *a, kv_element_fn *element)
+{
+    for (int64_t i = 0; i < a->rows; i++) {
+        const float *query = a->queries + i * a->queries_stride;
+        float *scores = a->scores + i * a->scores_stride;
+        for (int64_t j = 0; j < a->kv_len; j++) {
+            const char *key = (const char *)a->keys + j * a->keys_stride;
+            float sum = 0.0f;
+            for (int64_t d = 0; d < a->head_dim; d++)
+                sum += query[d] * element(key, d, 1.0f);
+            if (a->key_scales)
+                sum *= a->key_scales[j * a->key_scales_stride];
+            scores[j] = a->accumulate ? scores[j] + sum : sum;
+        }
+    }
+}
+
+void qkv_dot_f16_scalar(const qkv_dot_kv_args *a)
+{
+    dot(a, kv_f16);
+}
+
+void qkv_dot_bf16_scalar(const qkv_dot_kv_args *a)
+{
+    dot(a, kv_bf16);
+}
+
+void qkv_dot_q8_0_scalar(const qkv_dot_kv_args *a)
+{
+    dot(a, kv_q8_0);
+}
+
+void qkv_dot_i8_scalar(const qkv_dot_kv_args *a)
+{
+    dot(a, kv_i8);
+}
+
+void qkv_dot_f8_e4m3_scalar(const qkv_dot_kv_args *a)
+{
+    dot(a, kv_f8_e4m3);
+}
+
+void qkv_dot_f8_e5m2_scalar(const qkv_dot_kv_args *a)
+{
+    dot(a, kv_f8_e5m2);
+}
+
+void qkv_dot_q4_0_scalar(const qkv_dot_kv_args *a)
+{
+    dot(a, kv_q4_0);
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * out[i] = out[i] * rescale[i] + sum over j of weights[i][j] * value(j), of
+ * one block of a cache's values: the block is summed on its own, then added.
+ * The weight is multiplied by the scale of an i8 row first, so that the
+ * product with an integer is one of two f32: |error| <= (n + 1) u sum |w v|
+ * for the block.
+ */
+#include "kv_scalar.h"
+
+static inline float column_sum(const qkv_weighted_sum_kv_args *a, int64_t row, int64_t d,
+                               kv_element_fn *element)
+{
+    const float *weights = a->weights + row * a->weights_stride;
+    float sum = 0.0f;
+    for (int64_t j = 0; j < a->kv_len; j++) {
+        if (a->skip_zero && weights[j] == 0.0f)
+            continue; /* 0 * NaN is NaN, but a key of weight 0 has no say */
+        const float scale = a->value_scales ? a->value_scales[j * a->value_scales_stride] : 1.0f;
+        sum +=
+            weights[j] * scale * element((const char *)a->values + j * a->values_stride, d, 1.0f);
+    }
+    return sum;
+}
+
+static inline void weighted_sum(const qkv_weighted_sum_kv_args *a, kv_element_fn *element)
+{
+    for (int64_t i = 0; i < a->rows; i++) {
+        float *out = a->out + i * a->out_stride;
+        for (int64_t d = 0; d < a->value_dim; d++) {
+            const float sum = column_sum(a, i, d, element);
+            out[d] = a->rescale ? out[d] * a->rescale[i] + sum : sum;
+        }
+    }
+}
+
+void qkv_weighted_sum_f16_scalar(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum(a, kv_f16);
+}
+
+void qkv_weighted_sum_bf16_scalar(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum(a, kv_bf16);
+}
+
+void qkv_weighted_sum_q8_0_scalar(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum(a, kv_q8_0);
+}
+
+void qkv_weighted_sum_i8_scalar(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum(a, kv_i8);
+}
+
+void qkv_weighted_sum_f8_e4m3_scalar(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum(a, kv_f8_e4m3);
+}
+
+void qkv_weighted_sum_f8_e5m2_scalar(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum(a, kv_f8_e5m2);
+}
+
+void qkv_weighted_sum_q4_0_scalar(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum(a, kv_q4_0);
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The formats of key/value caches in f64, from the text of their definitions:
+ * what every element of a row is worth, and what a row of f32 becomes. Shares
+ * no code with the library.
+ */
+#ifndef ORACLE_KV_H
+#define ORACLE_KV_H
+
+#include <stdint.h>
+
+typedef enum kv_format {
+    KV_F16,
+    KV_BF16,
+    KV_Q8_0,
+    KV_I8,
+    KV_F8_E4M3,
+    KV_F8_E5M2,
+    KV_Q4_0,
+    KV_FORMATS
+} kv_format;
+
+/* Bytes of a row of n elements, and of how many elements n is a multiple. */
+int64_t oracle_kv_bytes(kv_format format, int64_t n);
+int64_t oracle_kv_step(kv_format format);
+
+/* Element i of a row; 'scale' is the row's, of KV_I8 only. */
+double oracle_kv_element(kv_format format, const void *row, int64_t i, float scale);
+
+/* The bytes, and for KV_I8 the scale, that n elements become. */
+void oracle_kv_encode(kv_format format, const float *x, int64_t n, void *row, float *scale);
+
+#endif
