@@ -128,6 +128,28 @@ bool bench_make_exp2_f32(const bench_wish *wish, bench_case *c)
     return true;
 }
 
+static void run_tanh(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    x->k->tanh_f32(x->a, x->y, x->n);
+}
+
+static double error_tanh(void *context)
+{
+    const kernel_context *x = context;
+    double worst = 0.0;
+    for (int64_t i = 0; i < x->n; i++)
+        worst = bench_oracle_worse(worst, fabs((double)x->y[i] - tanh((double)x->a[i])));
+    return worst;
+}
+
+bool bench_make_tanh_f32(const bench_wish *wish, bench_case *c)
+{
+    finish(c, make_exponential(wish, c, -10.0f), run_tanh, error_tanh);
+    return true;
+}
+
 /* ------------------------------------------------------------- conversions */
 
 static void run_widen_f16(void *context, int worker)
@@ -406,16 +428,14 @@ bool bench_make_tile_pack_f32(const bench_wish *wish, bench_case *c)
  * b: keys, c: packed values, a: the query tile; y: out, max and sum behind
  * it; z: logits. Every run is the first block of a tile.
  */
-static void run_tile_step(void *context, int worker)
+static qkv_tile_step_args tile_step_args(const kernel_context *x)
 {
-    (void)worker;
-    const kernel_context *x = context;
     const int64_t rows = x->rows, out = rows * x->n;
     for (int64_t i = 0; i < rows; i++) {
         x->y[out + i] = -FLT_MAX;
         x->y[out + rows + i] = 0.0f;
     }
-    x->k->tile_step_f32(&(qkv_tile_step_args){
+    return (qkv_tile_step_args){
         .query = x->a,
         .keys = x->b,
         .values = x->c,
@@ -430,7 +450,15 @@ static void run_tile_step(void *context, int worker)
         .head_dim = x->d,
         .value_dim = x->dv,
         .scale_log2 = 1.44269504f / sqrtf((float)x->d),
-    });
+    };
+}
+
+static void run_tile_step(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    const qkv_tile_step_args args = tile_step_args(x);
+    x->k->tile_step_f32(&args);
 }
 
 static double error_tile_step(void *context)
@@ -457,7 +485,7 @@ static double error_tile_step(void *context)
     return worst;
 }
 
-bool bench_make_tile_step_f32(const bench_wish *wish, bench_case *c)
+static kernel_context *tile_context(const bench_wish *wish)
 {
     const int64_t rows = wish->kernels->tile_rows, block = wish->kernels->key_block;
     const int64_t d = wish->shape->head_dim;
@@ -476,9 +504,132 @@ bool bench_make_tile_step_f32(const bench_wish *wish, bench_case *c)
     bench_fill_normal(x->a, rows * d, 10);
     bench_fill_normal(x->b, x->kv_len * d, 11);
     bench_fill_normal(x->c, x->kv_len * padded, 12);
-    c->flops = 2.0 * (double)rows * (double)x->kv_len * (double)(d + x->dv);
+    bench_fill_normal(x->z, rows * x->kv_len, 13);
+    return x;
+}
+
+bool bench_make_tile_step_f32(const bench_wish *wish, bench_case *c)
+{
+    kernel_context *x = tile_context(wish);
+    c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)(x->d + x->dv);
     c->bound = BENCH_FMA;
     finish(c, x, run_tile_step, error_tile_step);
+    return true;
+}
+
+static void run_tile_logits(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    const qkv_tile_step_args args = tile_step_args(x);
+    x->k->tile_logits_f32(&args);
+}
+
+bool bench_make_tile_logits_f32(const bench_wish *wish, bench_case *c)
+{
+    kernel_context *x = tile_context(wish);
+    c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)x->d;
+    c->bound = BENCH_FMA;
+    finish(c, x, run_tile_logits, NULL);
+    return true;
+}
+
+/* The weights of one run are the logits of the next: from the second run on
+ * all lie in 0..1, under a maximum of 8. */
+static void run_tile_weigh(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    const qkv_tile_step_args args = tile_step_args(x);
+    float max[QKV_TILE_ROWS_MAX];
+    for (int i = 0; i < QKV_TILE_ROWS_MAX; i++)
+        max[i] = 8.0f;
+    x->k->tile_weigh_f32(&args, max);
+}
+
+bool bench_make_tile_weigh_f32(const bench_wish *wish, bench_case *c)
+{
+    kernel_context *x = tile_context(wish);
+    c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)x->dv;
+    c->bound = BENCH_FMA;
+    finish(c, x, run_tile_weigh, NULL);
+    return true;
+}
+
+/* Softcap, slopes, a bias and a causal edge, all at once. The scale keeps what
+ * becomes of the logits small from run to run. */
+static void run_tile_adjust(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    float scale[QKV_TILE_ROWS_MAX], slope[QKV_TILE_ROWS_MAX], behind[QKV_TILE_ROWS_MAX];
+    float max[QKV_TILE_ROWS_MAX];
+    int32_t begin[QKV_TILE_ROWS_MAX] = {0}, end[QKV_TILE_ROWS_MAX];
+    for (int i = 0; i < QKV_TILE_ROWS_MAX; i++) {
+        scale[i] = 0.02f;
+        slope[i] = 0.01f;
+        behind[i] = 100.0f;
+        max[i] = -FLT_MAX;
+        end[i] = (int32_t)(x->kv_len - i % 8);
+    }
+    x->k->tile_adjust_f32(&(qkv_tile_adjust_args){
+        .logits = x->z,
+        .scale = scale,
+        .slope = slope,
+        .behind = behind,
+        .bias = x->c,
+        .begin = begin,
+        .end = end,
+        .max = max,
+        .n_rows = x->rows,
+        .kv_len = x->kv_len,
+        .tile_rows = x->rows,
+        .cap = 50.0f,
+        .bias_scale = 1.0f,
+    });
+}
+
+bool bench_make_tile_adjust_f32(const bench_wish *wish, bench_case *c)
+{
+    const int64_t rows = wish->kernels->tile_rows, block = wish->kernels->key_block;
+    kernel_context *x = context_new(wish, rows * block, rows * block);
+    x->rows = rows;
+    x->kv_len = at_most(x->kv_len, block);
+    x->c = bench_take(&x->in, rows * x->kv_len);
+    x->z = bench_take(&x->out, rows * x->kv_len);
+    bench_fill_normal(x->c, rows * x->kv_len, 14);
+    bench_fill_normal(x->z, rows * x->kv_len, 15);
+    c->elements = (double)(rows * x->kv_len);
+    c->bound = BENCH_READ;
+    finish(c, x, run_tile_adjust, NULL);
+    return true;
+}
+
+static void run_row_adjust(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    x->k->row_adjust_f32(&(qkv_row_adjust_args){.logits = x->z,
+                                                .bias = x->c,
+                                                .n = x->kv_len,
+                                                .scale = 0.02f,
+                                                .cap = 50.0f,
+                                                .slope = 0.01f,
+                                                .behind = 100.0f,
+                                                .bias_scale = 1.0f});
+}
+
+bool bench_make_row_adjust_f32(const bench_wish *wish, bench_case *c)
+{
+    kernel_context *x = context_new(wish, QKV_KEY_BLOCK, QKV_KEY_BLOCK);
+    x->kv_len = at_most(x->kv_len, QKV_KEY_BLOCK);
+    x->c = bench_take(&x->in, x->kv_len);
+    x->z = bench_take(&x->out, x->kv_len);
+    bench_fill_normal(x->c, x->kv_len, 16);
+    bench_fill_normal(x->z, x->kv_len, 17);
+    c->elements = (double)x->kv_len;
+    c->bound = BENCH_READ;
+    finish(c, x, run_row_adjust, NULL);
     return true;
 }
 

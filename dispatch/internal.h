@@ -145,6 +145,61 @@ typedef struct qkv_tile_step_args {
 typedef void qkv_tile_step_f32_fn(const qkv_tile_step_args *args);
 
 /*
+ * tile_step in two halves, for logits that something happens to in between
+ * (see tile_adjust): tile_logits leaves logits[j][i] = scale_log2 * (query_i .
+ * key_j) and nothing else; tile_weigh does the rest from the logits as they
+ * are now, with 'max' as the new maximum: [tile_rows], none below a->max nor
+ * below a visible logit. Neither looks at 'begin' and 'end': a key that a row
+ * does not see has the logit -inf, and the values are all finite.
+ */
+typedef void qkv_tile_logits_f32_fn(const qkv_tile_step_args *args);
+typedef void qkv_tile_weigh_f32_fn(const qkv_tile_step_args *args, const float *max);
+
+/* y[i] = tanh(x[i]), in place or not, within 2 ulp. */
+typedef void qkv_tanh_f32_fn(const float *x, float *y, int64_t n);
+
+/*
+ * From the dot products of one row with n keys to what the softmax takes, in
+ * place and in this order:
+ *
+ *     t_j = logits[j] * scale
+ *     t_j = cap * tanh(t_j)                     where cap is not 0
+ *     t_j = t_j + slope * (j - behind)          where slope is not 0
+ *     t_j = t_j + max(bias[j] * bias_scale, -FLT_MAX)   where bias is given
+ *     t_j = -inf                                where bias[j] is -inf, whatever t_j was
+ *
+ * The maximum with -FLT_MAX keeps a large negative bias, the lowest finite
+ * number above all, from becoming -inf by its change of units.
+ */
+typedef struct qkv_row_adjust_args {
+    float *logits;
+    const float *bias; /* [n] or NULL */
+    int64_t n;
+    float scale, cap, slope, behind, bias_scale;
+} qkv_row_adjust_args;
+typedef void qkv_row_adjust_f32_fn(const qkv_row_adjust_args *args);
+
+/*
+ * The same for a tile of dot products [kv_len][tile_rows], of the first
+ * n_rows rows. Row i sees the keys j < end[i] that are not before begin[i] or
+ * are before 'sinks'; the others become -inf, whatever they were. max[i]
+ * moves up to the row's largest logit. (Lanes from n_rows on may take part.)
+ */
+typedef struct qkv_tile_adjust_args {
+    float *logits;
+    const float *scale;          /* [tile_rows] */
+    const float *slope, *behind; /* [tile_rows], or both NULL */
+    const float *bias;           /* [kv_len][tile_rows] or NULL */
+    const int32_t *begin, *end;  /* [tile_rows], or both NULL: every row sees all */
+    float *max;                  /* [tile_rows] */
+    int64_t n_rows, kv_len;
+    int64_t tile_rows; /* a multiple of 4 */
+    int32_t sinks;
+    float cap, bias_scale;
+} qkv_tile_adjust_args;
+typedef void qkv_tile_adjust_f32_fn(const qkv_tile_adjust_args *args);
+
+/*
  * tile_store normalises and transposes back: rows[i][d] = out[d][i] / sum[i],
  * or 0 where sum[i] is 0.
  */

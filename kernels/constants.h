@@ -66,4 +66,18 @@
  */
 #define QKV_ROUND_MAGIC 12583039.0f
 
+/*
+ * tanh(x) = x + x z (c0 + c1 z + ... + c6 z^6) with z = x^2 for |x| <= 1, made
+ * like the others: its largest relative error is 4.7e-9, a thirteenth of u.
+ * Beyond, tanh|x| = 1 - 2 e / (1 + e) with e = e^(-2|x|) <= 0.136: what is
+ * subtracted is at most 0.24, and its error of some 3.5 u counts a quarter.
+ */
+#define QKV_TANH_C0 -0x1.55553cp-2f
+#define QKV_TANH_C1 0x1.110be4p-3f
+#define QKV_TANH_C2 -0x1.b9623cp-5f
+#define QKV_TANH_C3 0x1.6009c0p-6f
+#define QKV_TANH_C4 -0x1.04606ap-7f
+#define QKV_TANH_C5 0x1.2da1e0p-9f
+#define QKV_TANH_C6 -0x1.77d222p-12f
+
 #endif

@@ -433,26 +433,87 @@ QKV_INLINE void tile_values(const qkv_tile_step_args *a, const spans *s, const i
 
 /* -------------------------------------------------------------- step */
 
-QKV_INLINE void tile_step(const qkv_tile_step_args *a, const int n_vecs)
+/* The two halves of a step. 'max' is [tile_rows]: what logits_half leaves there
+ * is the running maximum. Not inline: the step and its halves share them. */
+#define HALVES(n_vecs)                                                                             \
+    static __attribute__((noinline)) void logits_half_##n_vecs(const qkv_tile_step_args *a,        \
+                                                               const spans *s, float *max)         \
+    {                                                                                              \
+        logits_half(a, s, (n_vecs), max);                                                          \
+    }                                                                                              \
+    static __attribute__((noinline)) void weigh_half_##n_vecs(const qkv_tile_step_args *a,         \
+                                                              const spans *s, const float *max)    \
+    {                                                                                              \
+        weigh_half(a, s, (n_vecs), max);                                                           \
+    }
+
+QKV_INLINE void logits_half(const qkv_tile_step_args *a, const spans *s, const int n_vecs,
+                            float *row_max)
 {
-    __m256 max[VECS], rescale[VECS];
+    __m256 max[VECS];
     QKV_UNROLL
     for (int v = 0; v < n_vecs; v++)
         max[v] = _mm256_loadu_ps(a->max + v * LANES);
-    const spans s = spans_of(a, n_vecs);
-    tile_logits(a, &s, n_vecs, max);
+    tile_logits(a, s, n_vecs, max);
     QKV_UNROLL
     for (int v = 0; v < n_vecs; v++)
-        rescale[v] = softmax_vec(a, &s, v, max[v]);
-    tile_values(a, &s, n_vecs, rescale);
+        _mm256_storeu_ps(row_max + v * LANES, max[v]);
+}
+
+QKV_INLINE void weigh_half(const qkv_tile_step_args *a, const spans *s, const int n_vecs,
+                           const float *row_max)
+{
+    __m256 rescale[VECS];
+    QKV_UNROLL
+    for (int v = 0; v < n_vecs; v++)
+        rescale[v] = softmax_vec(a, s, v, _mm256_loadu_ps(row_max + v * LANES));
+    tile_values(a, s, n_vecs, rescale);
+}
+
+HALVES(1)
+HALVES(2)
+HALVES(3)
+
+static int vecs_of(const qkv_tile_step_args *a)
+{
+    return (int)((a->n_rows + LANES - 1) / LANES);
+}
+
+static void step_logits(const qkv_tile_step_args *a, const spans *s, float *max)
+{
+    static void (*const half[])(const qkv_tile_step_args *, const spans *,
+                                float *) = {logits_half_1, logits_half_2, logits_half_3};
+    half[vecs_of(a) - 1](a, s, max);
+}
+
+static void step_weigh(const qkv_tile_step_args *a, const spans *s, const float *max)
+{
+    static void (*const half[])(const qkv_tile_step_args *, const spans *,
+                                const float *) = {weigh_half_1, weigh_half_2, weigh_half_3};
+    half[vecs_of(a) - 1](a, s, max);
 }
 
 void qkv_tile_step_f32_avx2(const qkv_tile_step_args *a)
 {
-    if (a->n_rows <= LANES)
-        tile_step(a, 1);
-    else if (a->n_rows <= 2 * LANES)
-        tile_step(a, 2);
-    else
-        tile_step(a, 3);
+    const spans s = spans_of(a, vecs_of(a));
+    float max[TILE];
+    step_logits(a, &s, max);
+    step_weigh(a, &s, max);
+}
+
+void qkv_tile_logits_f32_avx2(const qkv_tile_step_args *args)
+{
+    qkv_tile_step_args a = *args;
+    a.begin = a.end = NULL;
+    const spans s = spans_of(&a, vecs_of(&a));
+    float unused[TILE];
+    step_logits(&a, &s, unused);
+}
+
+void qkv_tile_weigh_f32_avx2(const qkv_tile_step_args *args, const float *max)
+{
+    qkv_tile_step_args a = *args;
+    a.begin = a.end = NULL;
+    const spans s = spans_of(&a, vecs_of(&a));
+    step_weigh(&a, &s, max);
 }

@@ -349,3 +349,49 @@ void qkv_tile_step_f32_avx512(const qkv_tile_step_args *a)
     else
         tile_step(a, 1);
 }
+
+/* The step in halves, for logits that something happens to in between. */
+
+ALWAYS_INLINE void logits_half(const qkv_tile_step_args *a, const int vecs)
+{
+    __m512 max[VECS_MAX];
+    UNROLL
+    for (int v = 0; v < vecs; v++)
+        max[v] = _mm512_setzero_ps();
+    tile_logits(a, vecs, max);
+}
+
+ALWAYS_INLINE void weigh_half(const qkv_tile_step_args *a, const float *new_max, const int vecs)
+{
+    float rescale[TILE];
+    __m512 max[VECS_MAX];
+    UNROLL
+    for (int v = 0; v < vecs; v++)
+        max[v] = _mm512_loadu_ps(new_max + v * LANES);
+    tile_softmax(a, vecs, max, rescale);
+    tile_values(a, vecs, rescale, a);
+}
+
+void qkv_tile_logits_f32_avx512(const qkv_tile_step_args *args)
+{
+    qkv_tile_step_args a = *args;
+    a.begin = a.end = 0;
+    if (a.n_rows > 2 * LANES)
+        logits_half(&a, 3);
+    else if (a.n_rows > LANES)
+        logits_half(&a, 2);
+    else
+        logits_half(&a, 1);
+}
+
+void qkv_tile_weigh_f32_avx512(const qkv_tile_step_args *args, const float *max)
+{
+    qkv_tile_step_args a = *args;
+    a.begin = a.end = 0;
+    if (a.n_rows > 2 * LANES)
+        weigh_half(&a, max, 3);
+    else if (a.n_rows > LANES)
+        weigh_half(&a, max, 2);
+    else
+        weigh_half(&a, max, 1);
+}

@@ -324,3 +324,77 @@ void qkv_tile_step_f32_neon(const qkv_tile_step_args *a)
         break;
     }
 }
+
+/* ------------------------------------------------------ step, in halves */
+
+QKV_INLINE void logits_half(const qkv_tile_step_args *a, int vectors)
+{
+    float32x4_t max[VECTORS];
+    QKV_UNROLL
+    for (int v = 0; v < vectors; v++)
+        max[v] = vdupq_n_f32(0.0f);
+    tile_logits(a, vectors, max);
+}
+
+QKV_INLINE void weigh_half(const qkv_tile_step_args *a, const float *new_max, int vectors)
+{
+    float32x4_t max[VECTORS], rescale[VECTORS];
+    QKV_UNROLL
+    for (int v = 0; v < vectors; v++)
+        max[v] = vld1q_f32(new_max + 4 * v);
+    tile_softmax(a, vectors, max, rescale);
+    for (int64_t d = 0; d < a->value_dim; d += PANEL)
+        panel_values(a, a->values + d * a->values_keys, a->out + d * TILE, vectors, rescale);
+}
+
+void qkv_tile_logits_f32_neon(const qkv_tile_step_args *args)
+{
+    qkv_tile_step_args a = *args;
+    a.begin = a.end = 0;
+    switch ((a.n_rows + 3) / 4) {
+    case 1:
+        logits_half(&a, 1);
+        break;
+    case 2:
+        logits_half(&a, 2);
+        break;
+    case 3:
+        logits_half(&a, 3);
+        break;
+    case 4:
+        logits_half(&a, 4);
+        break;
+    case 5:
+        logits_half(&a, 5);
+        break;
+    default:
+        logits_half(&a, 6);
+        break;
+    }
+}
+
+void qkv_tile_weigh_f32_neon(const qkv_tile_step_args *args, const float *max)
+{
+    qkv_tile_step_args a = *args;
+    a.begin = a.end = 0;
+    switch ((a.n_rows + 3) / 4) {
+    case 1:
+        weigh_half(&a, max, 1);
+        break;
+    case 2:
+        weigh_half(&a, max, 2);
+        break;
+    case 3:
+        weigh_half(&a, max, 3);
+        break;
+    case 4:
+        weigh_half(&a, max, 4);
+        break;
+    case 5:
+        weigh_half(&a, max, 5);
+        break;
+    default:
+        weigh_half(&a, max, 6);
+        break;
+    }
+}

@@ -49,25 +49,31 @@ static void tile_logits(const qkv_tile_step_args *a)
     }
 }
 
-/* Logits become exponentials; the running maximum and sum move on. */
-static void tile_softmax(const qkv_tile_step_args *a, float *rescale)
+/* The running maximum of every row after this block. */
+static void tile_max(const qkv_tile_step_args *a, float *max)
 {
     for (int64_t i = 0; i < a->n_rows; i++) {
-        float max = a->max[i];
+        max[i] = a->max[i];
         for (int64_t j = 0; j < a->kv_len; j++)
-            if (a->logits[j * TILE + i] > max)
-                max = a->logits[j * TILE + i];
+            if (a->logits[j * TILE + i] > max[i])
+                max[i] = a->logits[j * TILE + i];
+    }
+}
 
+/* Logits become exponentials; the running maximum and sum move on. */
+static void tile_softmax(const qkv_tile_step_args *a, const float *max, float *rescale)
+{
+    for (int64_t i = 0; i < a->n_rows; i++) {
         float sum = 0.0f;
         for (int64_t j = 0; j < a->kv_len; j++) {
-            const float p = qkv_exp2_scalar(a->logits[j * TILE + i] - max);
+            const float p = qkv_exp2_scalar(a->logits[j * TILE + i] - max[i]);
             a->logits[j * TILE + i] = p;
             sum += p;
         }
 
-        rescale[i] = qkv_exp2_scalar(a->max[i] - max);
+        rescale[i] = qkv_exp2_scalar(a->max[i] - max[i]);
         a->sum[i] = a->sum[i] * rescale[i] + sum;
-        a->max[i] = max;
+        a->max[i] = max[i];
     }
 }
 
@@ -88,10 +94,33 @@ static void tile_values(const qkv_tile_step_args *a, const float *rescale)
 
 void qkv_tile_step_f32_scalar(const qkv_tile_step_args *a)
 {
-    float rescale[TILE];
+    float max[TILE], rescale[TILE];
     tile_logits(a);
-    tile_softmax(a, rescale);
+    tile_max(a, max);
+    tile_softmax(a, max, rescale);
     tile_values(a, rescale);
+}
+
+/* The range of visible keys is left out: both halves are about all keys. */
+static qkv_tile_step_args all_keys(const qkv_tile_step_args *args)
+{
+    qkv_tile_step_args a = *args;
+    a.begin = a.end = NULL;
+    return a;
+}
+
+void qkv_tile_logits_f32_scalar(const qkv_tile_step_args *args)
+{
+    const qkv_tile_step_args a = all_keys(args);
+    tile_logits(&a);
+}
+
+void qkv_tile_weigh_f32_scalar(const qkv_tile_step_args *args, const float *max)
+{
+    const qkv_tile_step_args a = all_keys(args);
+    float rescale[TILE];
+    tile_softmax(&a, max, rescale);
+    tile_values(&a, rescale);
 }
 
 void qkv_tile_store_f32_scalar(const float *out, const float *sum, int64_t n_rows,
