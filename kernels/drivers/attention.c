@@ -72,6 +72,25 @@ void *qkv_row_of(const qkv_view *view, const qkv_attention_problem *p, qkv_row_r
                         run.sequence->q_first + r / p->group);
 }
 
+void qkv_rows_of(const qkv_view *view, const qkv_attention_problem *p, qkv_row_run run,
+                 int64_t first, int64_t count, void **rows)
+{
+    const int64_t element = qkv_element_size(view->dtype);
+    const int64_t next_head = view->stride[QKV_AXIS_HEAD] * element;
+    const int64_t next_row = view->stride[QKV_AXIS_ROW] * element - (p->group - 1) * next_head;
+    int64_t head = (run.first + first) % p->group;
+    for (int64_t i = 0; i < count; i++) {
+        if (i == 0) {
+            rows[0] = qkv_row_of(view, p, run, first);
+        } else if (++head == p->group) {
+            head = 0;
+            rows[i] = (char *)rows[i - 1] + next_row;
+        } else {
+            rows[i] = (char *)rows[i - 1] + next_head;
+        }
+    }
+}
+
 void qkv_widen_row(const qkv_kernels *k, int32_t dtype, const void *row, float *wide, int64_t n)
 {
     if (dtype == QKV_F32)

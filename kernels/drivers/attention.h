@@ -128,6 +128,10 @@ int64_t qkv_lay_out(float *base, const int64_t *sizes, float **const *parts, siz
 void *qkv_row_of(const qkv_view *view, const qkv_attention_problem *problem, qkv_row_run run,
                  int64_t row);
 
+/* The same for 'count' rows in a row, without a division for each. */
+void qkv_rows_of(const qkv_view *view, const qkv_attention_problem *problem, qkv_row_run run,
+                 int64_t first, int64_t count, void **rows);
+
 /* ln(sum) + max, where 'max' is in units of log2(e): -inf for an empty sum. */
 float qkv_lse_of(float max_log2, float sum);
 

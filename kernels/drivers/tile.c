@@ -17,6 +17,7 @@
 #include "attention.h"
 
 #include <float.h>
+#include <string.h>
 
 /* The parts of a worker's scratch memory. */
 typedef struct tile_scratch {
@@ -91,33 +92,37 @@ static void prefetch_rows(const qkv_attention_problem *p, const qkv_view *view, 
                           int64_t first, int64_t count)
 {
     enum { CACHE_LINE = 64 };
+    void *rows[QKV_TILE_ROWS_MAX];
+    if (count > run.count - first)
+        count = run.count - first;
+    if (count <= 0)
+        return;
+    qkv_rows_of(view, p, run, first, count, rows);
     const int64_t bytes = view->dim * qkv_element_size(view->dtype);
-    for (int64_t i = first; i < first + count && i < run.count; i++) {
-        const char *row = qkv_row_of(view, p, run, i);
+    for (int64_t i = 0; i < count; i++)
         for (int64_t at = 0; at < bytes; at += CACHE_LINE)
-            PREFETCH(row + at);
-    }
+            PREFETCH((const char *)rows[i] + at);
 }
 
 static void load_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
                       tile_part t, tile_scratch *s)
 {
+    void *rows[QKV_TILE_ROWS_MAX];
+    const float *wide[QKV_TILE_ROWS_MAX];
     prefetch_rows(p, &p->query, run, t.first + t.count, t.count);
-    const float *rows[QKV_TILE_ROWS_MAX];
+    qkv_rows_of(&p->query, p, run, t.first, t.count, rows);
     for (int64_t i = 0; i < t.count; i++) {
-        const void *row = qkv_row_of(&p->query, p, run, t.first + i);
-        rows[i] = row;
+        wide[i] = rows[i];
         if (p->query.dtype != QKV_F32) {
-            float *wide = s->stage + i * p->head_dim;
-            qkv_widen_row(k, p->query.dtype, row, wide, p->head_dim);
-            rows[i] = wide;
+            float *staged = s->stage + i * p->head_dim;
+            qkv_widen_row(k, p->query.dtype, rows[i], staged, p->head_dim);
+            wide[i] = staged;
         }
     }
-    k->tile_load_f32(rows, t.count, p->head_dim, s->query + t.first * p->head_dim);
+    k->tile_load_f32(wide, t.count, p->head_dim, s->query + t.first * p->head_dim);
 
-    float *out = s->out + t.first * panels_dim(k, p->value_dim);
-    for (int64_t i = 0; i < k->tile_rows * panels_dim(k, p->value_dim); i++)
-        out[i] = 0.0f;
+    const int64_t columns = panels_dim(k, p->value_dim);
+    memset(s->out + t.first * columns, 0, (size_t)(k->tile_rows * columns) * sizeof *s->out);
     for (int64_t i = 0; i < k->tile_rows; i++) {
         s->max[t.first + i] = -FLT_MAX;
         s->sum[t.first + i] = 0.0f;
@@ -173,18 +178,19 @@ static void step_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
 static void store_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
                        tile_part t, const tile_scratch *s)
 {
-    prefetch_rows(p, &p->out, run, t.first + t.count, t.count);
     const bool narrow = p->out.dtype != QKV_F32;
-    float *rows[QKV_TILE_ROWS_MAX];
+    void *rows[QKV_TILE_ROWS_MAX];
+    float *wide[QKV_TILE_ROWS_MAX];
+    prefetch_rows(p, &p->out, run, t.first + t.count, t.count);
+    qkv_rows_of(&p->out, p, run, t.first, t.count, rows);
     for (int64_t i = 0; i < t.count; i++)
-        rows[i] = narrow ? s->stage + i * p->value_dim : qkv_row_of(&p->out, p, run, t.first + i);
+        wide[i] = narrow ? s->stage + i * p->value_dim : rows[i];
     const float *max = s->max + t.first, *sum = s->sum + t.first;
     k->tile_store_f32(s->out + t.first * panels_dim(k, p->value_dim), sum, t.count, p->value_dim,
-                      rows);
+                      wide);
 
     for (int64_t i = 0; narrow && i < t.count; i++)
-        qkv_narrow_row(k, p->out.dtype, rows[i], qkv_row_of(&p->out, p, run, t.first + i),
-                       p->value_dim);
+        qkv_narrow_row(k, p->out.dtype, wide[i], rows[i], p->value_dim);
     for (int64_t i = 0; p->lse.data && i < t.count; i++)
         *(float *)qkv_row_of(&p->lse, p, run, t.first + i) = qkv_lse_of(max[i], sum[i]);
 }
