@@ -5,14 +5,14 @@
  *     pack the first run of weights into panels of gemm_cols columns
  *     for each run of weights, along their rows in memory first
  *         for each run of input rows
- *             copy the input of the run
+ *             copy the input of the run, unless it lies well or is there
  *             for each panel: one kernel call, which packs its share of the
  *                             next run of weights
  *
  * The panels of a run fit the second-level cache, one panel the first, a run
- * of input rows stays beside them. Weights and inputs are copied because
- * their rows often lie a power of two apart: where they are, they would fall
- * into a few sets of every cache and evict each other.
+ * of input rows stays beside them. Weights are copied, and inputs where their
+ * rows lie a multiple of 4 KiB apart, because in place they would fall into a
+ * few sets of every cache and evict each other.
  */
 #include "project.h"
 
@@ -21,7 +21,7 @@
 enum {
     DEPTH_RUN = 256,  /* so that a panel takes 8 to 32 KiB */
     COLUMN_RUN = 256, /* a multiple of every gemm_cols */
-    ROW_RUN = 96,
+    ROW_RUN = 128,
     PANEL_PAD = 32, /* the widest gemm_cols: see panel_stride() */
     PACKED_RUN = DEPTH_RUN * COLUMN_RUN + COLUMN_RUN / 8 * PANEL_PAD
 };
@@ -125,14 +125,34 @@ static void pack_run(const qkv_projection *p, int64_t panel_cols, weight_run run
         pack_in_out(p, panel_cols, run, first, packed);
 }
 
-/* The run's part of some input rows, [rows][depths]. */
-static void copy_input(const qkv_projection *p, int64_t batch, int64_t row, int64_t rows,
-                       weight_run run, float *copy)
+/* Some rows of the input, over the depth of a run of weights. */
+typedef struct input_run {
+    const float *x;
+    int64_t stride;
+} input_run;
+
+/* A worker's copy of a run, and which one it is. */
+typedef struct input_copy {
+    float *rows; /* [ROW_RUN][depths] */
+    int64_t batch, row, depth;
+} input_copy;
+
+static input_run input_at(const qkv_projection *p, int64_t batch, int64_t row, int64_t rows,
+                          weight_run run, input_copy *copy)
 {
-    for (int64_t i = 0; i < rows; i++)
-        memcpy(copy + i * run.depths,
-               (const float *)qkv_view_row(&p->input, batch, 0, row + i) + run.depth,
-               (size_t)run.depths * sizeof *copy);
+    enum { PAGE_FLOATS = 1024 };
+    const int64_t stride = p->input.stride[QKV_AXIS_ROW];
+    const float *x = (const float *)qkv_view_row(&p->input, batch, 0, row) + run.depth;
+    if (stride % PAGE_FLOATS != 0)
+        return (input_run){x, stride};
+
+    /* Runs of weights side by side read the same part of the input. */
+    if (copy->batch != batch || copy->row != row || copy->depth != run.depth)
+        for (int64_t i = 0; i < rows; i++)
+            memcpy(copy->rows + i * run.depths, x + i * stride,
+                   (size_t)run.depths * sizeof *copy->rows);
+    copy->batch = batch, copy->row = row, copy->depth = run.depth;
+    return (input_run){copy->rows, run.depths};
 }
 
 /*
@@ -188,22 +208,22 @@ static void finish_packing(const qkv_projection *p, int64_t panel_cols, const pa
 }
 
 static void multiply_run(const qkv_projection *p, const qkv_kernels *k, int64_t batch,
-                         weight_run run, const float *packed, packing *next, float *input)
+                         weight_run run, const float *packed, packing *next, input_copy *copy)
 {
     const int64_t head = run.column / p->out.dim, column = run.column % p->out.dim;
     const int64_t rows = p->input.count[QKV_AXIS_ROW];
     for (int64_t i = 0; i < rows; i += ROW_RUN) {
         const int64_t here = min(ROW_RUN, rows - i);
-        copy_input(p, batch, i, here, run, input);
+        const input_run input = input_at(p, batch, i, here, run, copy);
         float *y = (float *)qkv_view_row(&p->out, batch, head, i) + column;
         const float *panel = packed;
         for (int64_t c = 0; c < run.columns; c += k->gemm_cols) {
             multiply_panel(k,
-                           &(qkv_gemm_args){.x = input,
+                           &(qkv_gemm_args){.x = input.x,
                                             .panel = panel,
                                             .bias = p->bias ? p->bias + run.column + c : NULL,
                                             .y = y + c,
-                                            .x_stride = run.depths,
+                                            .x_stride = input.stride,
                                             .y_stride = p->out.stride[QKV_AXIS_ROW],
                                             .rows = here,
                                             .cols = min(k->gemm_cols, run.columns - c),
@@ -273,13 +293,13 @@ void qkv_run_projection(const qkv_projection *projection, const qkv_kernels *k, 
     join_batches(&p);
 
     float *const packed[2] = {scratch, scratch + PACKED_RUN};
-    float *input = scratch + 2 * PACKED_RUN;
+    input_copy copy = {.rows = scratch + 2 * PACKED_RUN, .batch = -1};
     weight_run run = run_at(&p, 0, 0);
     pack_run(&p, k->gemm_cols, run, 0, packed[0]);
     for (int turn = 0; run.columns > 0; turn = 1 - turn) {
         packing next = start_packing(&p, k->gemm_cols, run, run_after(&p, run), packed[1 - turn]);
         for (int64_t b = 0; b < p.input.count[QKV_AXIS_BATCH]; b++)
-            multiply_run(&p, k, b, run, packed[turn], &next, input);
+            multiply_run(&p, k, b, run, packed[turn], &next, &copy);
         finish_packing(&p, k->gemm_cols, &next);
         run = next.run;
     }
