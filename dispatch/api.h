@@ -9,7 +9,8 @@
 /* Everything that is checked before qkv_attention() writes, but scratch. */
 qkv_status qkv_check_attention(const qkv_attention_desc *desc, qkv_attention_problem *problem);
 
-/* The factor of the logits in units of log2(e). */
-qkv_status qkv_check_scale(int32_t flags, float scale, int64_t head_dim, float *scale_log2);
+/* The factor of the logits, and the same in units of log2(e). */
+qkv_status qkv_check_scale(int32_t flags, float scale, int64_t head_dim, float *natural,
+                           float *scale_log2);
 
 #endif

@@ -29,26 +29,19 @@ static qkv_status check_sizes(qkv_attention_desc *d)
 /* Fields that are described already but that no code serves yet. */
 static qkv_status check_unserved(const qkv_attention_desc *d)
 {
-    static const qkv_attention_desc none;
-    const size_t first = offsetof(qkv_attention_desc, key_scale);
-    const bool set =
-        memcmp((const char *)d + first, (const char *)&none + first, sizeof none - first) != 0;
-    return set || d->flags & (QKV_WINDOW | QKV_INVARIANT) ? QKV_E_UNSUPPORTED : QKV_OK;
+    return d->key_scale.data || d->value_scale.data ? QKV_E_UNSUPPORTED : QKV_OK;
 }
 
-qkv_status qkv_check_scale(int32_t flags, float scale, int64_t head_dim, float *scale_log2)
+qkv_status qkv_check_scale(int32_t flags, float scale, int64_t head_dim, float *natural,
+                           float *scale_log2)
 {
     const double log2e = 0x1.71547652b82fep+0;
     double s = (double)scale;
     if (!(flags & QKV_SCALE_SET) && scale == 0.0f)
         s = 1.0 / sqrt((double)head_dim);
+    *natural = (float)s;
     *scale_log2 = (float)(s * log2e);
     return isfinite(*scale_log2) ? QKV_OK : QKV_E_VALUE;
-}
-
-static bool is_aligned(const void *array, size_t element)
-{
-    return (uintptr_t)array % element == 0;
 }
 
 /* Are starts[0] .. starts[batch] a rising way through 'rows' rows? */
@@ -65,8 +58,8 @@ static bool are_starts(const int64_t *starts, int64_t batch, int64_t rows)
 /* The lengths and offsets of sequences, and that they stay within the tensors. */
 static qkv_status check_sequences(const qkv_attention_desc *d, qkv_attention_problem *p)
 {
-    if (!is_aligned(d->q_starts, sizeof(int64_t)) || !is_aligned(d->kv_starts, sizeof(int64_t)) ||
-        !is_aligned(d->kv_lens, sizeof(int64_t)) || !is_aligned(d->q_offsets, sizeof(int64_t)))
+    if (!qkv_aligned(d->q_starts, sizeof(int64_t)) || !qkv_aligned(d->kv_starts, sizeof(int64_t)) ||
+        !qkv_aligned(d->kv_lens, sizeof(int64_t)) || !qkv_aligned(d->q_offsets, sizeof(int64_t)))
         return QKV_E_ALIGN;
     if (d->batch >= PTRDIFF_MAX / (int64_t)sizeof(int64_t) &&
         (d->q_starts || d->kv_starts || d->kv_lens || d->q_offsets))
@@ -102,7 +95,7 @@ static qkv_status check_page_sizes(qkv_attention_desc *d)
         return QKV_E_FLAGS;
     if (!d->page_table)
         return QKV_E_NULL;
-    if (!is_aligned(d->page_table, sizeof *d->page_table))
+    if (!qkv_aligned(d->page_table, sizeof *d->page_table))
         return QKV_E_ALIGN;
     if (d->page_table_stride == 0)
         d->page_table_stride = d->kv_len / d->page_size + (d->kv_len % d->page_size != 0);
@@ -142,6 +135,59 @@ static qkv_status check_cache(const qkv_attention_desc *d, const qkv_tensor *ten
                            QKV_INPUT, view);
 }
 
+/* Windows, and what is done to logits: numbers first, then arrays. */
+static qkv_status check_adjustments(const qkv_attention_desc *d, qkv_attention_problem *p)
+{
+    p->windowed = (d->flags & QKV_WINDOW) != 0;
+    if (!p->windowed && (d->window_left != 0 || d->window_right != 0 || d->sink_tokens != 0))
+        return QKV_E_FLAGS;
+    if (d->sink_tokens < 0)
+        return QKV_E_SHAPE;
+    if (!(d->softcap >= 0.0f) || !isfinite(d->softcap) ||
+        (d->softcap > 0.0f && !isfinite(p->scale / d->softcap)) ||
+        d->weights_stage < QKV_WEIGHTS_SOFTMAX || d->weights_stage > QKV_WEIGHTS_MASKED)
+        return QKV_E_VALUE;
+    if (!qkv_aligned(d->tree_mask, sizeof *d->tree_mask) ||
+        !qkv_aligned(d->slopes, sizeof *d->slopes) ||
+        !qkv_aligned(d->head_scales, sizeof *d->head_scales) ||
+        !qkv_aligned(d->sinks, sizeof *d->sinks))
+        return QKV_E_ALIGN;
+    int64_t words;
+    if (d->tree_mask && d->tree_stride < (d->q_len + 63) / 64)
+        return QKV_E_STRIDE;
+    if (d->tree_mask &&
+        (!qkv_mul(d->batch, d->q_len, &words) || !qkv_mul(words, d->tree_stride, &words) ||
+         words > PTRDIFF_MAX / (int64_t)sizeof *d->tree_mask))
+        return QKV_E_OVERFLOW;
+
+    p->window_left = d->window_left;
+    p->window_right = d->window_right;
+    p->sink_tokens = d->sink_tokens;
+    p->softcap = d->softcap;
+    p->slopes = d->slopes;
+    p->head_scales = d->head_scales;
+    p->sinks = d->sinks;
+    p->tree_mask = d->tree_mask;
+    p->tree_stride = d->tree_stride;
+    p->weights_stage = d->weights_stage;
+    const qkv_status status =
+        qkv_view_mask(&d->mask, d->batch, d->q_heads, d->q_len, d->kv_len, &p->mask);
+    p->adjusted = p->softcap > 0.0f || p->slopes || p->head_scales || p->mask.data || p->tree_mask;
+    return status;
+}
+
+/* An optional output of f32. */
+static qkv_status check_extra(const qkv_attention_desc *d, const qkv_tensor *tensor, int64_t dim,
+                              qkv_view *view)
+{
+    const int64_t batch = d->q_starts ? 1 : d->batch;
+    if (!tensor->data)
+        return QKV_OK;
+    if (tensor->dtype != QKV_F32)
+        return QKV_E_DTYPE;
+    return qkv_view_tensor(tensor, batch, d->q_heads, d->q_len, dim, QKV_OUTPUT, view);
+}
+
 static qkv_status check_tensors(const qkv_attention_desc *d, qkv_attention_problem *p)
 {
     const int64_t batch = d->q_starts ? 1 : d->batch;
@@ -154,48 +200,60 @@ static qkv_status check_tensors(const qkv_attention_desc *d, qkv_attention_probl
     if (!status)
         status = qkv_view_tensor(&d->out, batch, d->q_heads, d->q_len, d->value_dim, QKV_OUTPUT,
                                  &p->out);
-    if (!status && d->lse.data && d->lse.dtype != QKV_F32)
-        status = QKV_E_DTYPE;
-    if (!status && d->lse.data)
-        status = qkv_view_tensor(&d->lse, batch, d->q_heads, d->q_len, 1, QKV_OUTPUT, &p->lse);
+    if (!status)
+        status = check_extra(d, &d->lse, 1, &p->lse);
+    if (!status)
+        status = check_extra(d, &d->row_max, 1, &p->row_max);
+    if (!status)
+        status = check_extra(d, &d->weights, d->kv_len, &p->weights);
     p->narrow = (p->query.dtype | p->key.dtype | p->value.dtype | p->out.dtype) != QKV_F32;
     return status;
 }
 
-/* The caller's arrays as views, for overlaps: rows of 4-byte elements. */
-enum { INDEX_ARRAYS = 5 };
-static void index_arrays(const qkv_attention_problem *p, qkv_view arrays[INDEX_ARRAYS])
+enum { INPUTS = 13, OUTPUTS = 4 };
+
+/* All memory that a problem reads, the query first, and all that it writes. */
+static void list_memory(const qkv_attention_problem *p, qkv_view inputs[INPUTS],
+                        qkv_view outputs[OUTPUTS])
 {
-    const int64_t wide = (int64_t)(sizeof(int64_t) / sizeof(int32_t));
-    const struct {
-        const void *data;
-        int64_t count, dim;
-    } all[INDEX_ARRAYS] = {{p->q_starts, p->batch + 1, wide},
-                           {p->kv_starts, p->batch + 1, wide},
-                           {p->kv_lens, p->batch, wide},
-                           {p->q_offsets, p->batch, wide},
-                           {p->page_table, p->batch * p->page_table_stride, 1}};
-    for (int i = 0; i < INDEX_ARRAYS; i++)
-        arrays[i] = (qkv_view){.data = (void *)(uintptr_t)all[i].data,
-                               .count = {1, 1, all[i].data ? all[i].count : 0},
-                               .stride = {0, 0, all[i].dim},
-                               .dim = all[i].dim};
+    const int64_t rows = p->q_starts ? p->q_len : p->batch * p->q_len;
+    const qkv_view all_inputs[INPUTS] = {
+        p->query,
+        p->key,
+        p->value,
+        qkv_view_bytes(p->q_starts, p->batch + 1, sizeof *p->q_starts),
+        qkv_view_bytes(p->kv_starts, p->batch + 1, sizeof *p->kv_starts),
+        qkv_view_bytes(p->kv_lens, p->batch, sizeof *p->kv_lens),
+        qkv_view_bytes(p->q_offsets, p->batch, sizeof *p->q_offsets),
+        qkv_view_bytes(p->page_table, p->batch * p->page_table_stride, sizeof *p->page_table),
+        qkv_view_bytes(p->mask.data, p->mask.bytes, 1),
+        qkv_view_bytes(p->tree_mask, p->tree_mask ? rows * p->tree_stride : 0,
+                       sizeof *p->tree_mask),
+        qkv_view_bytes(p->slopes, p->q_heads, sizeof *p->slopes),
+        qkv_view_bytes(p->head_scales, p->q_heads, sizeof *p->head_scales),
+        qkv_view_bytes(p->sinks, p->q_heads, sizeof *p->sinks),
+    };
+    const qkv_view all_outputs[OUTPUTS] = {p->out, p->lse, p->row_max, p->weights};
+    for (int i = 0; i < INPUTS; i++)
+        inputs[i] = all_inputs[i];
+    for (int o = 0; o < OUTPUTS; o++)
+        outputs[o] = all_outputs[o];
 }
 
+/* Outputs overlap nothing, but 'out' may be the query itself. */
 static qkv_status check_overlap(const qkv_attention_problem *p)
 {
+    qkv_view inputs[INPUTS], outputs[OUTPUTS];
+    list_memory(p, inputs, outputs);
     const bool in_place = qkv_views_same(&p->out, &p->query);
-    if ((!in_place && qkv_views_overlap(&p->out, &p->query)) ||
-        qkv_views_overlap(&p->out, &p->key) || qkv_views_overlap(&p->out, &p->value) ||
-        qkv_views_overlap(&p->out, &p->lse) || qkv_views_overlap(&p->lse, &p->query) ||
-        qkv_views_overlap(&p->lse, &p->key) || qkv_views_overlap(&p->lse, &p->value))
-        return QKV_E_OVERLAP;
-
-    qkv_view arrays[INDEX_ARRAYS];
-    index_arrays(p, arrays);
-    for (int i = 0; i < INDEX_ARRAYS; i++)
-        if (qkv_views_overlap(&p->out, &arrays[i]) || qkv_views_overlap(&p->lse, &arrays[i]))
-            return QKV_E_OVERLAP;
+    for (int o = 0; o < OUTPUTS; o++) {
+        for (int i = o == 0 && in_place ? 1 : 0; i < INPUTS; i++)
+            if (qkv_views_overlap(&outputs[o], &inputs[i]))
+                return QKV_E_OVERLAP;
+        for (int other = 0; other < o; other++)
+            if (qkv_views_overlap(&outputs[o], &outputs[other]))
+                return QKV_E_OVERLAP;
+    }
     return QKV_OK;
 }
 
@@ -219,8 +277,9 @@ qkv_status qkv_check_attention(const qkv_attention_desc *desc, qkv_attention_pro
                                  .kv_len = d.kv_len,
                                  .head_dim = d.head_dim,
                                  .value_dim = d.value_dim,
-                                 .causal = (d.flags & QKV_CAUSAL) != 0};
-    status = qkv_check_scale(d.flags, d.scale, d.head_dim, &p->scale_log2);
+                                 .causal = (d.flags & QKV_CAUSAL) != 0,
+                                 .invariant = (d.flags & QKV_INVARIANT) != 0};
+    status = qkv_check_scale(d.flags, d.scale, d.head_dim, &p->scale, &p->scale_log2);
     if (!status)
         status = check_page_sizes(&d);
     if (!status)
@@ -229,6 +288,8 @@ qkv_status qkv_check_attention(const qkv_attention_desc *desc, qkv_attention_pro
         status = check_sequences(&d, p);
     if (!status)
         status = check_pages(&d, p);
+    if (!status)
+        status = check_adjustments(&d, p);
     if (!status)
         status = check_overlap(p);
     /* The row driver's scratch memory is some rows of queries and values. */
@@ -295,10 +356,13 @@ qkv_status qkv_attention_scratch_size(const qkv_attention_desc *desc, int64_t wo
 static qkv_status check_attention_scratch(const qkv_attention_problem *p, const void *scratch,
                                           size_t size, size_t need)
 {
-    qkv_view arrays[INDEX_ARRAYS];
-    index_arrays(p, arrays);
-    const qkv_view *views[] = {&p->query,  &p->key,    &p->value,  &p->out,    &p->lse,
-                               &arrays[0], &arrays[1], &arrays[2], &arrays[3], &arrays[4]};
+    qkv_view inputs[INPUTS], outputs[OUTPUTS];
+    list_memory(p, inputs, outputs);
+    const qkv_view *views[INPUTS + OUTPUTS];
+    for (int i = 0; i < INPUTS; i++)
+        views[i] = &inputs[i];
+    for (int o = 0; o < OUTPUTS; o++)
+        views[INPUTS + o] = &outputs[o];
     return qkv_check_scratch(scratch, size, need, views, sizeof views / sizeof *views);
 }
 

@@ -307,7 +307,8 @@ static qkv_status check_layer(const qkv_self_attention_desc *desc, layer_problem
     if (!layer_widths_of(&d, &w) || w.v > INT64_MAX / 1024)
         return QKV_E_OVERFLOW;
     p->batch = d.batch;
-    status = qkv_check_scale(d.flags, d.scale, d.head_dim, &p->attention.scale_log2);
+    status = qkv_check_scale(d.flags, d.scale, d.head_dim, &p->attention.scale,
+                             &p->attention.scale_log2);
     if (status)
         return status;
     status = check_layer_tensors(&d, &w, p);

@@ -26,6 +26,8 @@ bool qkv_view_empty(const qkv_view *v)
 
 int64_t qkv_element_size(int32_t dtype)
 {
+    if (dtype == QKV_BOOL)
+        return 1;
     return dtype == QKV_F32 ? 4 : 2;
 }
 
@@ -140,6 +142,96 @@ qkv_status qkv_view_matrix(const float *data, int64_t stride, int64_t rows, int6
                        .stride = {0, 0, stride},
                        .dim = dim};
     return check_view(view, false, access);
+}
+
+bool qkv_aligned(const void *data, size_t element)
+{
+    return (uintptr_t)data % element == 0;
+}
+
+qkv_view qkv_view_bytes(const void *data, int64_t count, size_t size)
+{
+    return (qkv_view){.data = (void *)(uintptr_t)data,
+                      .dtype = QKV_BOOL,
+                      .count = {1, 1, 1},
+                      .dim = data ? count * (int64_t)size : 0};
+}
+
+static bool mask_dtype(int32_t dtype)
+{
+    return dtype == QKV_F32 || dtype == QKV_F16 || dtype == QKV_BF16 || dtype == QKV_BOOL ||
+           dtype == QKV_BIT;
+}
+
+/* Elements, or bits, from the first to one past the last; false on overflow. */
+static bool mask_span(const qkv_mask_view *v, const int64_t count[QKV_AXES], int64_t keys,
+                      int64_t *span)
+{
+    int64_t reach;
+    if (!qkv_mul(keys - 1, v->stride_key, &reach) || !qkv_add(1, reach, span))
+        return false;
+    for (int axis = 0; axis < QKV_AXES; axis++)
+        if (!qkv_mul(count[axis] - 1, v->stride[axis], &reach) || !qkv_add(*span, reach, span))
+            return false;
+    return true;
+}
+
+/* The strides of [batch][head][row][key] without gaps. */
+static bool packed_mask(qkv_mask_view *v, const int64_t count[QKV_AXES], int64_t keys)
+{
+    int64_t *s = v->stride;
+    v->stride_key = 1;
+    s[QKV_AXIS_ROW] = keys;
+    return qkv_mul(count[QKV_AXIS_ROW], s[QKV_AXIS_ROW], &s[QKV_AXIS_HEAD]) &&
+           qkv_mul(count[QKV_AXIS_HEAD], s[QKV_AXIS_HEAD], &s[QKV_AXIS_BATCH]);
+}
+
+static qkv_status measure_mask(qkv_mask_view *v, const int64_t count[QKV_AXES], int64_t keys)
+{
+    for (int axis = 0; axis < QKV_AXES; axis++)
+        if (count[axis] == 1)
+            v->stride[axis] = 0;
+    int64_t span;
+    if (!mask_span(v, count, keys, &span))
+        return QKV_E_OVERFLOW;
+    if (v->dtype == QKV_BIT) {
+        v->bytes = (span - 1) / 8 + 1;
+    } else {
+        const int64_t element = qkv_element_size(v->dtype);
+        if (!qkv_aligned(v->data, (size_t)element))
+            return QKV_E_ALIGN;
+        if (!qkv_mul(span, element, &v->bytes))
+            return QKV_E_OVERFLOW;
+    }
+    if ((uint64_t)v->bytes > PTRDIFF_MAX || (uintptr_t)v->bytes > UINTPTR_MAX - (uintptr_t)v->data)
+        return QKV_E_OVERFLOW;
+    return QKV_OK;
+}
+
+qkv_status qkv_view_mask(const qkv_mask *m, int64_t batch, int64_t heads, int64_t rows,
+                         int64_t keys, qkv_mask_view *view)
+{
+    const int64_t count[QKV_AXES] = {batch, heads, rows};
+    *view = (qkv_mask_view){.data = m->data,
+                            .dtype = m->dtype,
+                            .stride = {m->stride_batch, m->stride_head, m->stride_query},
+                            .stride_key = m->stride_key};
+    if (!mask_dtype(m->dtype))
+        return QKV_E_DTYPE;
+    if (m->flags & ~QKV_TENSOR_STRIDED)
+        return QKV_E_FLAGS;
+    if (m->stride_batch < 0 || m->stride_head < 0 || m->stride_query < 0 || m->stride_key < 0)
+        return QKV_E_STRIDE;
+    if (!m->data || batch == 0 || heads == 0 || rows == 0 || keys == 0) {
+        view->data = NULL; /* not there, or about nothing */
+        return QKV_OK;
+    }
+
+    const bool packed = !(m->flags & QKV_TENSOR_STRIDED) && m->stride_batch == 0 &&
+                        m->stride_head == 0 && m->stride_query == 0 && m->stride_key == 0;
+    if (packed && !packed_mask(view, count, keys))
+        return QKV_E_OVERFLOW;
+    return measure_mask(view, count, keys);
 }
 
 bool qkv_views_same(const qkv_view *a, const qkv_view *b)

@@ -23,6 +23,15 @@ typedef struct qkv_view {
     int64_t dim;              /* elements of a row */
 } qkv_view;
 
+/* A mask after validation; what a stride counts is bits for QKV_BIT. */
+typedef struct qkv_mask_view {
+    const void *data; /* NULL: no mask */
+    int32_t dtype;
+    int64_t stride[QKV_AXES]; /* 0 along an axis of size 1 */
+    int64_t stride_key;
+    int64_t bytes; /* from the first byte to one past the last */
+} qkv_mask_view;
+
 typedef enum qkv_access { QKV_INPUT, QKV_OUTPUT } qkv_access;
 
 /* Checks a tensor of batch x heads x rows rows of 'dim' elements, none of
@@ -33,6 +42,16 @@ qkv_status qkv_view_tensor(const qkv_tensor *tensor, int64_t batch, int64_t head
 /* The same for a plain matrix given by pointer and row stride. */
 qkv_status qkv_view_matrix(const float *data, int64_t stride, int64_t rows, int64_t dim,
                            qkv_access access, qkv_view *view);
+
+/* Checks a mask over batch x heads x rows x keys, none of which is negative. */
+qkv_status qkv_view_mask(const qkv_mask *mask, int64_t batch, int64_t heads, int64_t rows,
+                         int64_t keys, qkv_mask_view *view);
+
+/* 'count' elements of 'size' bytes in a row, for the checks of overlap. */
+qkv_view qkv_view_bytes(const void *data, int64_t count, size_t size);
+
+/* Is an optional array NULL or aligned to its element? */
+bool qkv_aligned(const void *data, size_t element);
 
 bool qkv_view_empty(const qkv_view *view);
 

@@ -26,9 +26,9 @@
  *   the alignment of their element, scratch memory excepted.
  * - No compute function allocates, locks, makes a system call, prints or
  *   changes the floating-point control modes (arithmetic may raise status
- *   flags). The bounds below hold in the default modes: round to nearest. Scratch memory is the caller's;
- *   a size query tells how much. What it holds before and after means
- *   nothing, and it is best kept from call to call.
+ *   flags). The bounds below hold in the default modes: round to nearest. Scratch memory is the
+ * caller's; a size query tells how much. What it holds before and after means nothing, and it is
+ * best kept from call to call.
  * - Every function is thread-safe and reentrant as long as no two calls
  *   share an output or scratch memory. The library starts no threads.
  * - The machine code is chosen at run time, once, from what both the CPU
@@ -297,6 +297,14 @@ enum {
     QKV_INVARIANT = 16
 };
 
+/* What the optional output 'weights' holds of every query and key. */
+enum {
+    QKV_WEIGHTS_SOFTMAX = 0, /* the weights; 0 for a key that is not seen */
+    QKV_WEIGHTS_SCALED = 1,  /* scale * query . key, seen or not */
+    QKV_WEIGHTS_CAPPED = 2,  /* the same after the softcap */
+    QKV_WEIGHTS_MASKED = 3   /* the logits; -infinity for a key that is not seen */
+};
+
 /*
  * A mask over queries and keys: element (b, h, i, j) is at
  * data + b * stride_batch + h * stride_head + i * stride_query + j * stride_key,
@@ -400,7 +408,7 @@ typedef struct qkv_attention_desc {
 
     /* The logit becomes softcap * tanh(logit / softcap), before masks and slopes. */
     float softcap;
-    int32_t reserved; /* 0 */
+    int32_t weights_stage; /* what 'weights' holds: QKV_WEIGHTS_... */
 
     /* A mask of every query and key: added to the logit, or what is seen. */
     qkv_mask mask;

@@ -36,7 +36,11 @@ int64_t qkv_lay_out(float *base, const int64_t *sizes, float **const *parts, siz
 
 qkv_sequence qkv_sequence_at(const qkv_attention_problem *p, int64_t index)
 {
-    qkv_sequence s = {.q_len = p->q_len, .kv_len = p->kv_len, .q_batch = index, .kv_batch = index};
+    qkv_sequence s = {.index = index,
+                      .q_len = p->q_len,
+                      .kv_len = p->kv_len,
+                      .q_batch = index,
+                      .kv_batch = index};
     if (p->q_starts) {
         s.q_batch = 0;
         s.q_first = p->q_starts[index];
@@ -53,16 +57,6 @@ qkv_sequence qkv_sequence_at(const qkv_attention_problem *p, int64_t index)
         s.pages = p->page_table + index * p->page_table_stride;
     s.q_offset = p->q_offsets ? p->q_offsets[index] : s.kv_len - s.q_len;
     return s;
-}
-
-qkv_range qkv_visible_keys(const qkv_attention_problem *p, const qkv_sequence *s, int64_t query)
-{
-    qkv_range range = {0, s->kv_len};
-    if (p->causal) {
-        const int64_t end = s->q_offset + query + 1;
-        range.end = end < 0 ? 0 : end < s->kv_len ? end : s->kv_len;
-    }
-    return range;
 }
 
 void *qkv_row_of(const qkv_view *view, const qkv_attention_problem *p, qkv_row_run run, int64_t row)
@@ -158,6 +152,22 @@ float qkv_lse_of(float max_log2, float sum)
     return sum == 0.0f ? -INFINITY : (float)((double)max_log2 * ln2 + log((double)sum));
 }
 
+void qkv_store_row_numbers(const qkv_attention_problem *p, qkv_row_run run, int64_t row,
+                           qkv_row_state state)
+{
+    const double ln2 = 0x1.62e42fefa39efp-1;
+    if (p->lse.data)
+        *(float *)qkv_row_of(&p->lse, p, run, row) = qkv_lse_of(state.max, state.sum);
+    if (!p->row_max.data)
+        return;
+    float max = (float)((double)state.max * ln2);
+    if (state.sum == 0.0f)
+        max = -INFINITY;
+    if (isnan(state.sum))
+        max = state.sum;
+    *(float *)qkv_row_of(&p->row_max, p, run, row) = max;
+}
+
 /* The most tiles a task may have for its state to stay within the limit. */
 static int64_t task_tiles(const qkv_attention_problem *p, const qkv_kernels *k)
 {
@@ -206,7 +216,8 @@ qkv_cut qkv_cut_sequence(const qkv_attention_problem *p, const qkv_attention_pla
     qkv_cut cut = {.rows = p->group * s->q_len};
     if (cut.rows == 0)
         return cut;
-    if (plan->general || s->kv_len == 0 || cut.rows <= k->row_limit) {
+    const bool few_rows = cut.rows <= k->row_limit && !p->invariant;
+    if (plan->general || s->kv_len == 0 || few_rows) {
         cut.route = QKV_ROUTE_ROW;
         cut.run_rows = (ROW_TASK_ROWS + p->group - 1) / p->group * p->group;
     } else {

@@ -12,6 +12,7 @@
 /* A validated problem: no defaults left open. */
 typedef struct qkv_attention_problem {
     qkv_view query, key, value, out, lse;    /* lse.data NULL: not wanted */
+    qkv_view row_max, weights;               /* likewise */
     int64_t batch, q_heads, kv_heads, group; /* group: query heads a key/value head */
     /* Of every sequence; or the rows of all together, with q_starts and
      * kv_starts; or the most that a sequence has. */
@@ -24,11 +25,26 @@ typedef struct qkv_attention_problem {
     int32_t page_shift; /* log2(page_size) */
     bool causal;
     bool narrow;      /* some tensor is not f32 */
+    bool invariant;   /* no bit may depend on q_len */
     float scale_log2; /* scale * log2(e) */
+
+    /* Visibility by position: see visibility.h. */
+    bool windowed;
+    int64_t window_left, window_right, sink_tokens; /* negative widths: no limit */
+
+    /* What happens to a logit before the softmax: see adjust.h. */
+    bool adjusted;                             /* any of the following but 'sinks' */
+    float scale, softcap;                      /* softcap 0: none */
+    const float *slopes, *head_scales, *sinks; /* [q_heads] or NULL */
+    qkv_mask_view mask;                        /* data NULL: none */
+    const uint64_t *tree_mask;                 /* or NULL */
+    int64_t tree_stride;
+    int32_t weights_stage;
 } qkv_attention_problem;
 
 /* One sequence of the batch: its lengths, and where its rows lie. */
 typedef struct qkv_sequence {
+    int64_t index; /* its place in the batch */
     int64_t q_len, kv_len;
     int64_t q_offset;           /* the position of query 0: position j is that of key j */
     int64_t q_batch, q_first;   /* query 0, its output and log-sum-exp: batch entry and row */
@@ -65,12 +81,10 @@ qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *problem,
 qkv_cut qkv_cut_sequence(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                          const qkv_sequence *sequence);
 
-/* The keys that a query of a sequence sees: begin <= j < end. */
+/* Keys begin <= j < end. */
 typedef struct qkv_range {
     int64_t begin, end;
 } qkv_range;
-qkv_range qkv_visible_keys(const qkv_attention_problem *problem, const qkv_sequence *sequence,
-                           int64_t query);
 
 /* One task of the plan, with a worker's scratch memory. */
 void qkv_run_attention_task(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
@@ -134,5 +148,9 @@ void qkv_rows_of(const qkv_view *view, const qkv_attention_problem *problem, qkv
 
 /* ln(sum) + max, where 'max' is in units of log2(e): -inf for an empty sum. */
 float qkv_lse_of(float max_log2, float sum);
+
+/* The log-sum-exp and the largest logit of a row, as far as they are wanted. */
+void qkv_store_row_numbers(const qkv_attention_problem *problem, qkv_row_run run, int64_t row,
+                           qkv_row_state state);
 
 #endif

@@ -14,9 +14,12 @@
  * are not f32, a block of keys or values, or a tile of queries or outputs, is
  * converted at a time, through one stage.
  */
+#include "adjust.h"
 #include "attention.h"
+#include "visibility.h"
 
 #include <float.h>
+#include <math.h>
 #include <string.h>
 
 /* The parts of a worker's scratch memory. */
@@ -25,11 +28,21 @@ typedef struct tile_scratch {
     float *query, *out;     /* [tile][head_dim or value_dim][tile_rows] */
     float *max, *sum;       /* [tile][tile_rows] */
     float *stage;           /* rows on their way to or from f32 */
+    float *bias;            /* [key_block][tile_rows], of one tile and block */
+    float *bias_rows;       /* [tile_rows][key_block], the same before it is turned */
+    float *odd;             /* as 'values': those that are not finite */
+    float *weights;         /* for qkv_store_weights() */
 } tile_scratch;
 
 static int64_t panels_dim(const qkv_kernels *k, int64_t value_dim)
 {
     return (value_dim + k->value_panel - 1) / k->value_panel * k->value_panel;
+}
+
+/* Can there be blocks whose logits something happens to before the softmax? */
+static bool may_adjust(const qkv_attention_problem *p)
+{
+    return p->adjusted || p->sink_tokens > 0;
 }
 
 /* Lays out the parts from 'base' on; returns the floats used. */
@@ -47,8 +60,13 @@ static int64_t lay_out(tile_scratch *s, float *base, const qkv_attention_problem
         run_rows,
         run_rows,
         qkv_is_staged(p) ? most * widest : 0,
+        qkv_has_bias(p) ? (int64_t)k->key_block * k->tile_rows : 0,
+        qkv_has_bias(p) ? (int64_t)k->key_block * k->tile_rows : 0,
+        may_adjust(p) ? k->key_block * value_columns : 0,
+        qkv_weights_scratch(p),
     };
-    float **parts[] = {&s->values, &s->logits, &s->query, &s->out, &s->max, &s->sum, &s->stage};
+    float **parts[] = {&s->values, &s->logits, &s->query,     &s->out, &s->max,    &s->sum,
+                       &s->stage,  &s->bias,   &s->bias_rows, &s->odd, &s->weights};
 
     return qkv_lay_out(base, sizes, parts, sizeof sizes / sizeof *sizes);
 }
@@ -75,6 +93,15 @@ static tile_part tile_at(const qkv_attention_problem *p, const qkv_kernels *k, q
     t.first_sees = qkv_visible_keys(p, run.sequence, row / p->group);
     t.last_sees = qkv_visible_keys(p, run.sequence, (row + t.count - 1) / p->group);
     return t;
+}
+
+/* Does a row of the tile see a key of the block, by its position? */
+static bool tile_reaches(const qkv_attention_problem *p, qkv_row_run run, tile_part t,
+                         qkv_range block)
+{
+    if (t.first_sees.begin < block.end && block.begin < t.last_sees.end)
+        return true;
+    return block.begin < qkv_sink_keys(p, run.sequence, t.last_sees);
 }
 
 /*
@@ -127,7 +154,14 @@ static void load_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
         s->max[t.first + i] = -FLT_MAX;
         s->sum[t.first + i] = 0.0f;
     }
+    for (int64_t i = 0; p->sinks && i < t.count; i++) {
+        const qkv_row_state first = qkv_first_state(p, qkv_place_of(p, run, t.first + i).head);
+        s->max[t.first + i] = first.max;
+        s->sum[t.first + i] = first.sum;
+    }
 }
+
+/* ----------------------------------------------------------------- steps */
 
 static int32_t clamp_to_block(int64_t key, int64_t block_first, int64_t block_len)
 {
@@ -135,49 +169,224 @@ static int32_t clamp_to_block(int64_t key, int64_t block_first, int64_t block_le
     return (int32_t)(j < 0 ? 0 : j < block_len ? j : block_len);
 }
 
+/* A block of keys; its values and keys are fetched when a tile first needs them. */
+typedef struct key_block {
+    qkv_range range;
+    bool fetched;
+    bool odd; /* some value is not finite */
+    qkv_f32_rows keys;
+} key_block;
+
+/* Does something happen to the block's logits? Or do the sinks end inside it,
+ * so that a row may see two parts of it? */
+static bool is_adjusted(const qkv_attention_problem *p, qkv_range block)
+{
+    return p->adjusted || (block.begin < p->sink_tokens && p->sink_tokens < block.end);
+}
+
+/* Moves the values that are not finite from 'values' to 'odd'; any at all? */
+static bool part_odd_values(float *values, float *odd, int64_t n)
+{
+    bool any = false;
+    for (int64_t i = 0; i < n; i++)
+        any |= !isfinite(values[i]);
+    for (int64_t i = 0; any && i < n; i++) {
+        const bool finite = isfinite(values[i]);
+        odd[i] = finite ? 0.0f : values[i];
+        values[i] = finite ? values[i] : 0.0f;
+    }
+    return any;
+}
+
+static void fetch(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                  key_block *block, const tile_scratch *s)
+{
+    if (block->fetched)
+        return;
+    block->fetched = true;
+    const int64_t first = block->range.begin, kv_len = block->range.end - first;
+    const qkv_f32_rows values =
+        qkv_fetch_rows(p, k, &p->value, run.sequence, run.kv_head, first, kv_len, s->stage);
+    k->tile_pack_f32(values.data, values.stride, kv_len, p->value_dim, s->values);
+    if (is_adjusted(p, block->range))
+        block->odd = part_odd_values(s->values, s->odd, kv_len * panels_dim(k, p->value_dim));
+
+    /* The values are packed: the stage is free for the keys. */
+    block->keys = qkv_fetch_rows(p, k, &p->key, run.sequence, run.kv_head, first, kv_len, s->stage);
+}
+
+/* Each row's visible part of the block. */
+typedef struct row_ends {
+    int32_t begin[QKV_TILE_ROWS_MAX], end[QKV_TILE_ROWS_MAX];
+} row_ends;
+
+static row_ends ends_in_block(const qkv_attention_problem *p, qkv_row_run run, tile_part t,
+                              int64_t block_first, int64_t kv_len)
+{
+    row_ends ends = {{0}, {0}};
+    const bool all_sinks = block_first + kv_len <= p->sink_tokens;
+    for (int64_t i = 0; i < t.count; i++) {
+        const qkv_range sees =
+            qkv_visible_keys(p, run.sequence, (run.first + t.first + i) / p->group);
+        ends.begin[i] = all_sinks ? 0 : clamp_to_block(sees.begin, block_first, kv_len);
+        ends.end[i] = clamp_to_block(sees.end, block_first, kv_len);
+    }
+    return ends;
+}
+
+/* The biases of a tile against a block, [kv_len][tile_rows]; false if they
+ * hide all of it. */
+static bool bias_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                      tile_part t, int64_t first, int64_t kv_len, const tile_scratch *s)
+{
+    const float *rows[QKV_TILE_ROWS_MAX];
+    bool any = false;
+    for (int64_t i = 0; i < t.count; i++) {
+        float *row = s->bias_rows + i * k->key_block;
+        any |= qkv_bias_row(p, k, qkv_place_of(p, run, t.first + i), first, kv_len, row);
+        rows[i] = row;
+    }
+    if (any)
+        k->tile_load_f32(rows, t.count, kv_len, s->bias);
+    return any;
+}
+
+/* What tile_adjust reads of each row. */
+typedef struct row_numbers {
+    float scale[QKV_TILE_ROWS_MAX], slope[QKV_TILE_ROWS_MAX], behind[QKV_TILE_ROWS_MAX];
+    float max[QKV_TILE_ROWS_MAX];
+} row_numbers;
+
+static qkv_tile_adjust_args adjust_args(const qkv_attention_problem *p, const qkv_kernels *k,
+                                        qkv_row_run run, tile_part t, int64_t first,
+                                        const tile_scratch *s, row_numbers *numbers)
+{
+    qkv_row_factors f = {0};
+    *numbers = (row_numbers){{0}, {0}, {0}, {0}};
+    for (int64_t i = 0; i < t.count; i++) {
+        const qkv_row_place place = qkv_place_of(p, run, t.first + i);
+        f = qkv_factors_of(p, place.head, QKV_UNITS_LOG2);
+        numbers->scale[i] = f.scale;
+        numbers->slope[i] = f.slope;
+        numbers->behind[i] = qkv_behind_of(place, first);
+        numbers->max[i] = s->max[t.first + i];
+    }
+    return (qkv_tile_adjust_args){.logits = s->logits,
+                                  .scale = numbers->scale,
+                                  .slope = p->slopes ? numbers->slope : NULL,
+                                  .behind = p->slopes ? numbers->behind : NULL,
+                                  .bias = qkv_has_bias(p) ? s->bias : NULL,
+                                  .max = numbers->max,
+                                  .n_rows = t.count,
+                                  .tile_rows = k->tile_rows,
+                                  .cap = f.cap,
+                                  .bias_scale = f.bias_scale};
+}
+
+static bool row_sees(const qkv_tile_adjust_args *a, int64_t i, int64_t j)
+{
+    if (a->end && (j >= a->end[i] || (j < a->begin[i] && j >= a->sinks)))
+        return false;
+    return !a->bias || a->bias[j * a->tile_rows + i] != -INFINITY;
+}
+
+/* The values that are not finite, for the rows that see their keys. */
+static void add_odd_values(const qkv_kernels *k, const qkv_tile_adjust_args *a,
+                           const qkv_tile_step_args *step, const float *odd)
+{
+    for (int64_t d = 0; d < step->value_dim; d++) {
+        const float *column =
+            odd + d / k->value_panel * k->value_panel * step->values_keys + d % k->value_panel;
+        for (int64_t j = 0; j < step->kv_len; j++) {
+            const float value = column[j * k->value_panel];
+            for (int64_t i = 0; value != 0.0f && i < step->n_rows; i++)
+                if (row_sees(a, i, j))
+                    step->out[d * k->tile_rows + i] += step->logits[j * k->tile_rows + i] * value;
+        }
+    }
+}
+
+/* A step with something done to the logits on the way. */
+static void adjusted_step(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                          tile_part t, const key_block *block, qkv_tile_step_args *step,
+                          const tile_scratch *s)
+{
+    const int64_t first = block->range.begin;
+    row_numbers numbers;
+    qkv_tile_adjust_args adjust = adjust_args(p, k, run, t, first, s, &numbers);
+    adjust.kv_len = step->kv_len;
+    adjust.begin = step->begin;
+    adjust.end = step->end;
+    adjust.sinks = clamp_to_block(p->sink_tokens, first, step->kv_len);
+
+    step->scale_log2 = 1.0f;
+    k->tile_logits_f32(step);
+    k->tile_adjust_f32(&adjust);
+    k->tile_weigh_f32(step, numbers.max);
+    if (block->odd)
+        add_odd_values(k, &adjust, step, s->odd);
+}
+
 /* Takes a tile through the keys of one block that it sees. */
 static void step_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                      tile_part t, qkv_range block, qkv_f32_rows keys, const tile_scratch *s)
+                      tile_part t, key_block *block, const tile_scratch *s)
 {
-    if (t.last_sees.end <= block.begin || t.first_sees.begin >= block.end)
+    const qkv_range range = block->range;
+    if (!tile_reaches(p, run, t, range))
         return;
+    const int64_t end = t.last_sees.end < range.end ? t.last_sees.end : range.end;
+    const int64_t kv_len = end - range.begin;
+    if (qkv_has_bias(p) && !bias_tile(p, k, run, t, range.begin, kv_len, s))
+        return;
+    fetch(p, k, run, block, s);
 
-    const int64_t end = t.last_sees.end < block.end ? t.last_sees.end : block.end;
-    const int64_t kv_len = end - block.begin;
     qkv_tile_step_args args = {
         .query = s->query + t.first * p->head_dim,
-        .keys = keys.data,
+        .keys = block->keys.data,
         .values = s->values,
         .logits = s->logits,
         .out = s->out + t.first * panels_dim(k, p->value_dim),
         .max = s->max + t.first,
         .sum = s->sum + t.first,
-        .keys_stride = keys.stride,
-        .values_keys = block.end - block.begin,
+        .keys_stride = block->keys.stride,
+        .values_keys = range.end - range.begin,
         .n_rows = t.count,
         .kv_len = kv_len,
         .head_dim = p->head_dim,
         .value_dim = p->value_dim,
         .scale_log2 = p->scale_log2,
     };
-
-    int32_t begins[QKV_TILE_ROWS_MAX] = {0}, ends[QKV_TILE_ROWS_MAX] = {0};
-    if (t.first_sees.end < end || t.last_sees.begin > block.begin) {
-        for (int64_t i = 0; i < t.count; i++) {
-            const qkv_range sees =
-                qkv_visible_keys(p, run.sequence, (run.first + t.first + i) / p->group);
-            begins[i] = clamp_to_block(sees.begin, block.begin, kv_len);
-            ends[i] = clamp_to_block(sees.end, block.begin, kv_len);
-        }
-        args.begin = begins;
-        args.end = ends;
+    row_ends ends;
+    if (t.first_sees.end < end || t.last_sees.begin > range.begin) {
+        ends = ends_in_block(p, run, t, range.begin, kv_len);
+        args.begin = ends.begin;
+        args.end = ends.end;
     }
-    k->tile_step_f32(&args);
+    if (is_adjusted(p, range))
+        adjusted_step(p, k, run, t, block, &args, s);
+    else
+        k->tile_step_f32(&args);
+}
+
+/* What is written of rows beside their output. */
+static void store_numbers(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                          tile_part t, const tile_scratch *s)
+{
+    if (!p->lse.data && !p->row_max.data && !p->weights.data)
+        return;
+    for (int64_t i = t.first; i < t.first + t.count; i++) {
+        const qkv_row_state state = {s->max[i], s->sum[i]};
+        qkv_store_row_numbers(p, run, i, state);
+        if (p->weights.data)
+            qkv_store_weights(p, k, run, i, state, s->weights);
+    }
 }
 
 static void store_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
                        tile_part t, const tile_scratch *s)
 {
+    /* Before the output, which may lie over the queries. */
+    store_numbers(p, k, run, t, s);
     const bool narrow = p->out.dtype != QKV_F32;
     void *rows[QKV_TILE_ROWS_MAX];
     float *wide[QKV_TILE_ROWS_MAX];
@@ -185,41 +394,41 @@ static void store_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv
     qkv_rows_of(&p->out, p, run, t.first, t.count, rows);
     for (int64_t i = 0; i < t.count; i++)
         wide[i] = narrow ? s->stage + i * p->value_dim : rows[i];
-    const float *max = s->max + t.first, *sum = s->sum + t.first;
-    k->tile_store_f32(s->out + t.first * panels_dim(k, p->value_dim), sum, t.count, p->value_dim,
-                      wide);
-
+    k->tile_store_f32(s->out + t.first * panels_dim(k, p->value_dim), s->sum + t.first, t.count,
+                      p->value_dim, wide);
     for (int64_t i = 0; narrow && i < t.count; i++)
         qkv_narrow_row(k, p->out.dtype, wide[i], rows[i], p->value_dim);
-    for (int64_t i = 0; p->lse.data && i < t.count; i++)
-        *(float *)qkv_row_of(&p->lse, p, run, t.first + i) = qkv_lse_of(max[i], sum[i]);
 }
 
 /* All tiles of the run against one block of keys. */
 static void step_block(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                       int64_t tiles, qkv_range block, const tile_scratch *s)
+                       int64_t tiles, qkv_range range, const tile_scratch *s)
 {
-    const int64_t kv_len = block.end - block.begin;
-    const qkv_f32_rows values =
-        qkv_fetch_rows(p, k, &p->value, run.sequence, run.kv_head, block.begin, kv_len, s->stage);
-    k->tile_pack_f32(values.data, values.stride, kv_len, p->value_dim, s->values);
-
-    /* The values are packed: the stage is free for the keys. */
-    const qkv_f32_rows keys =
-        qkv_fetch_rows(p, k, &p->key, run.sequence, run.kv_head, block.begin, kv_len, s->stage);
+    key_block block = {.range = range};
     for (int64_t i = 0; i < tiles; i++)
-        step_tile(p, k, run, tile_at(p, k, run, i), block, keys, s);
+        step_tile(p, k, run, tile_at(p, k, run, i), &block, s);
 }
 
 /*
+ * The block that follows after key 'first', of those that the run looks at:
+ * with keys before 'sinks', or from the range on that its rows see.
+ *
  * Blocks have three quarters of the keys that a step can take, so that the last
  * one can take a short rest along: a step of a few keys costs nearly as much in
- * loading and storing what stays.
+ * loading and storing what stays. But where no bit may depend on how many
+ * queries there are, neither may where blocks end. They begin at multiples of
+ * their size, wherever a window does: so bits do not depend on how the rows are
+ * dealt out to tasks.
  */
-static qkv_range next_block(const qkv_kernels *k, int64_t first, int64_t keys_end)
+static qkv_range next_block(const qkv_attention_problem *p, const qkv_kernels *k, int64_t first,
+                            int64_t sinks, qkv_range sees)
 {
-    const int64_t rest = keys_end - first;
-    return (qkv_range){first, first + (rest <= k->key_block ? rest : k->key_block / 4 * 3)};
+    const int64_t size = k->key_block / 4 * 3;
+    if (first >= sinks && first + size <= sees.begin)
+        first = sees.begin / size * size;
+    const int64_t rest = sees.end - first;
+    const int64_t most = p->invariant ? size : k->key_block;
+    return (qkv_range){first, first + (rest <= most ? rest : size)};
 }
 
 void qkv_run_tiles(const qkv_attention_problem *p, const qkv_attention_plan *plan, qkv_row_run run,
@@ -233,9 +442,12 @@ void qkv_run_tiles(const qkv_attention_problem *p, const qkv_attention_plan *pla
     for (int64_t i = 0; i < tiles; i++)
         load_tile(p, k, run, tile_at(p, k, run, i), &s);
 
-    const int64_t keys_end = tile_at(p, k, run, tiles - 1).last_sees.end;
-    for (qkv_range block = {0, 0}; block.end < keys_end;) {
-        block = next_block(k, block.end, keys_end);
+    const qkv_range first = tile_at(p, k, run, 0).first_sees;
+    const qkv_range last = tile_at(p, k, run, tiles - 1).last_sees;
+    const qkv_range sees = {first.begin, last.end};
+    const int64_t sinks = qkv_sink_keys(p, run.sequence, last);
+    for (qkv_range block = {0, 0}; block.end < sees.end;) {
+        block = next_block(p, k, block.end, sinks, sees);
         step_block(p, k, run, tiles, block, &s);
     }
 
