@@ -98,15 +98,16 @@ static void check_boundaries(const test_isa *isa, narrow_fn *fn, format f)
 /* Arrays of every length at every place give what single elements do. */
 static void check_widen_lengths(const test_isa *isa, widen_fn *fn)
 {
-    for (int place = 0; place < PLACES; place++) {
+    for (int place = 0; place < PLACES_16; place++) {
         for (int64_t n = 0; n <= LENGTHS; n++) {
             if (place >= 2 && !effort_takes(n + place))
                 continue;
             context("%s: n %lld, place %d", isa->name, (long long)n, place);
-            uint16_t *x = guarded_bytes(SLOT_NARROW, (size_t)n * sizeof *x, place);
-            float *y = guarded(SLOT_WIDE, n, place);
+            uint16_t *x = guarded_16(SLOT_NARROW, n, place);
+            float *y = guarded(SLOT_WIDE, n, place * 7 % PLACES);
             for (int64_t i = 0; i < n; i++)
                 x[i] = (uint16_t)(0x3c00 + 37 * i);
+            guarded_freeze(SLOT_NARROW);
             fn(x, y, n);
             guards_intact();
             for (int64_t i = 0; i < n; i++) {
@@ -122,14 +123,15 @@ static void check_widen_lengths(const test_isa *isa, widen_fn *fn)
 static void check_narrow_lengths(const test_isa *isa, narrow_fn *fn)
 {
     rng r = rng_make("narrow");
-    for (int place = 0; place < PLACES; place++) {
+    for (int place = 0; place < PLACES_16; place++) {
         for (int64_t n = 0; n <= LENGTHS; n++) {
             if (place >= 2 && !effort_takes(n + place))
                 continue;
             context("%s: n %lld, place %d", isa->name, (long long)n, place);
-            float *x = guarded(SLOT_WIDE, n, place);
-            uint16_t *y = guarded_bytes(SLOT_NARROW, (size_t)n * sizeof *y, place);
+            float *x = guarded(SLOT_WIDE, n, place * 7 % PLACES);
+            uint16_t *y = guarded_16(SLOT_NARROW, n, place);
             fill_binades(&r, x, n, -30, 20);
+            guarded_freeze(SLOT_WIDE);
             fn(x, y, n);
             guards_intact();
             for (int64_t i = 0; i < n; i++) {

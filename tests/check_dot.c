@@ -93,6 +93,8 @@ static void check_case(const test_isa *isa, rng *r, dot_case c, fill_fn *fill, b
 
     double *want = doubles(WANT, c.rows * c.keys), *bound = doubles(BOUND, c.rows * c.keys);
     want_scores(&a, scores, want, bound);
+    guarded_freeze(SLOT_Q);
+    guarded_freeze(SLOT_K);
     isa->table->dot_f32(&a);
     guards_intact();
     gaps_intact("scores", scores, c.rows, a.scores_stride, c.keys);

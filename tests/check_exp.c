@@ -43,7 +43,9 @@ static void check_length(const test_isa *isa, exp_fn *fn, rng *r, int64_t n, int
     float *y = guarded(SLOT_Y, n, place == PLACE_AT_END ? place : 1 + (place + 6) % (PLACES - 1));
     for (int64_t i = 0; i < n; i++)
         x[i] = rng_uniform(r, -110.0f, 0.0f);
+    guarded_freeze(SLOT_X);
     fn(x, y, n);
+    guarded_thaw(SLOT_X);
     guards_intact();
     check_accuracy(x, y, n, base_ln);
     for (int64_t i = 0; i < n; i++)

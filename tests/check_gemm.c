@@ -94,6 +94,9 @@ static void check_case(const test_isa *isa, rng *r, gemm_case c)
     want_rows(&a, panel_cols, want, bound);
     if (c.integers)
         memset(bound, 0, (size_t)(c.rows * c.cols) * sizeof *bound); /* sums are exact */
+    guarded_freeze(SLOT_X);
+    guarded_freeze(SLOT_PANEL);
+    guarded_freeze(SLOT_BIAS);
     isa->table->gemm_f32(&a);
     guards_intact();
     gaps_intact("y", y, c.rows, a.y_stride, c.cols);
@@ -179,6 +182,7 @@ static void check_copy(const test_isa *isa, rng *r)
     isa->table->gemm_f32(&a);
     a.y = y;
     a.copy = &copy;
+    guarded_freeze(SLOT_FROM);
     isa->table->gemm_f32(&a);
     guards_intact();
     expect_same_bits("y beside a copy", y, plain, rows * cols);

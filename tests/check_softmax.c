@@ -47,6 +47,8 @@ static const float *softmax_at(const test_isa *isa, const float *scores, int64_t
     float *in = guarded(SLOT_IN, n, place);
     float *out = in_place ? in : guarded(SLOT_OUT, n, place ? 1 + (place + 8) % (PLACES - 1) : 0);
     memcpy(in, scores, (size_t)n * sizeof *in);
+    if (!in_place)
+        guarded_freeze(SLOT_IN);
     *state = isa->table->scale_softmax_f32(in, out, n, scale);
     guards_intact();
     return out;

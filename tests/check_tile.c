@@ -46,6 +46,7 @@ static void check_load(const test_isa *isa, rng *r, int64_t n_rows, int64_t dim,
         fill_normal(r, rows[i], dim, 1.0f);
     rows[n_rows - 1][dim - 1] = float_of(0x7fa01234); /* bits travel unchanged, even these */
 
+    guarded_freeze(SLOT_ROWS);
     isa->table->tile_load_f32((const float *const *)rows, n_rows, dim, tile);
     guards_intact();
     for (int64_t i = 0; i < n_rows; i++)
@@ -82,6 +83,7 @@ static void check_pack(const test_isa *isa, rng *r, int64_t keys, int64_t dim, i
         fill_normal(r, values + j * stride, dim, 1.0f);
     values[(keys - 1) * stride + dim - 1] = float_of(0x7fa01234);
 
+    guarded_freeze(SLOT_VALUES);
     isa->table->tile_pack_f32(values, stride, keys, dim, packed);
     guards_intact();
     for (int64_t d = 0; d < panels * panel; d++) {
@@ -126,6 +128,8 @@ static void check_store(const test_isa *isa, rng *r, int64_t n_rows, int64_t dim
     if (n_rows > 1)
         sum[dim % n_rows] = NAN;
 
+    guarded_freeze(SLOT_OUT);
+    guarded_freeze(SLOT_SUM);
     isa->table->tile_store_f32(out, sum, n_rows, dim, rows);
     guards_intact();
     gaps_intact("rows", data, n_rows, stride, dim);
@@ -434,6 +438,9 @@ static void check_step(const test_isa *isa, rng *r, step_case c)
     memcpy(max, t.args.max, (size_t)t.tile_rows * sizeof *max);
     memcpy(sum, t.args.sum, (size_t)t.tile_rows * sizeof *sum);
 
+    const int inputs[] = {SLOT_QUERY, SLOT_KEYS, SLOT_PACKED, SLOT_BEGIN, SLOT_END};
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+        guarded_freeze(inputs[i]);
     isa->table->tile_step_f32(&t.args);
     guards_intact();
     judge(&t, &c, max, sum, out);

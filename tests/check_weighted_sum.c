@@ -97,6 +97,9 @@ static void check_case(const test_isa *isa, rng *r, sum_case c)
     memcpy(before, out, (size_t)out_extent * sizeof *before);
     double *want = doubles(WANT, c.rows * c.dim), *bound = doubles(BOUND, c.rows * c.dim);
     want_rows(&a, want, bound);
+    guarded_freeze(SLOT_W);
+    guarded_freeze(SLOT_V);
+    guarded_freeze(SLOT_R);
     isa->table->weighted_sum_f32(&a);
     guards_intact();
     gaps_intact("out", out, c.rows, a.out_stride, c.dim);

@@ -121,6 +121,7 @@ enum { MARGIN = 256 }; /* bytes of canary on each side of a buffer */
 typedef struct guarded_slot {
     unsigned char *map, *data; /* the usable part of the mapping; the buffer */
     size_t map_size, size;
+    bool frozen;
 } guarded_slot;
 
 static guarded_slot slots[SLOTS];
@@ -167,18 +168,49 @@ static size_t behind(const guarded_slot *slot)
     return room < MARGIN ? room : MARGIN;
 }
 
-void *guarded_bytes(int number, size_t bytes, int place)
+static void slot_protect(guarded_slot *slot, bool frozen)
+{
+    if (!slot->map || slot->frozen == frozen)
+        return;
+    if (mprotect(slot->map, slot->map_size, PROT_READ | (frozen ? 0 : PROT_WRITE)))
+        fail_with("a buffer's protection cannot be changed");
+    slot->frozen = frozen;
+}
+
+void guarded_freeze(int slot)
+{
+    slot_protect(&slots[slot], true);
+}
+
+void guarded_thaw(int slot)
+{
+    slot_protect(&slots[slot], false);
+}
+
+/* 'shift' bytes after the page before it, or flush with the page behind it. */
+static void *slot_take(int number, size_t bytes, bool at_end, size_t shift)
 {
     guarded_slot *slot = &slots[number];
     const size_t needed = bytes + PLACES * sizeof(float);
+    guarded_thaw(number);
     if (!slot->map || slot->map_size < needed)
         slot_map(slot, needed);
 
     slot->size = bytes;
-    slot->data = place == PLACE_AT_END ? slot->map + slot->map_size - bytes
-                                       : slot->map + (size_t)(place - 1) * sizeof(float);
+    slot->data = slot->map + (at_end ? slot->map_size - bytes : shift);
     fill_pattern(slot->data - before(slot), before(slot) + bytes + behind(slot));
     return slot->data;
+}
+
+void *guarded_bytes(int slot, size_t bytes, int place)
+{
+    return slot_take(slot, bytes, place == PLACE_AT_END, (size_t)(place - 1) * sizeof(float));
+}
+
+uint16_t *guarded_16(int slot, int64_t count, int place)
+{
+    return slot_take(slot, (size_t)count * sizeof(uint16_t), place == PLACE_AT_END,
+                     (size_t)(place - 1) * sizeof(uint16_t));
 }
 
 float *guarded(int slot, int64_t count, int place)

@@ -70,11 +70,21 @@ void fill_binades(rng *r, float *x, int64_t n, int low, int high);
  * use has changed.
  */
 enum { PLACES = 18, PLACE_AT_END = 0, PLACE_AT_START = 1, SLOTS = 24 };
+/* The same for elements of 2 bytes: places 1 .. 33, 2 bytes apart. */
+enum { PLACES_16 = 34 };
 #define CANARY UINT32_C(0xffc0dead)
 
 float *guarded(int slot, int64_t count, int place);
 void *guarded_bytes(int slot, size_t bytes, int place);
+uint16_t *guarded_16(int slot, int64_t count, int place);
 void guards_intact(void);
+
+/*
+ * A frozen buffer faults when it is written: inputs are frozen while a kernel
+ * runs. Taking the slot again thaws it.
+ */
+void guarded_freeze(int slot);
+void guarded_thaw(int slot);
 
 /* Fill with CANARY again; are these floats still all CANARY? */
 void canary_fill(float *x, int64_t n);

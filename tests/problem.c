@@ -218,11 +218,29 @@ static void *scratch_for(const problem *p, int64_t workers, size_t *bytes)
                          *bytes % QKV_SCRATCH_ALIGN == 0 ? PLACE_AT_END : PLACE_AT_START);
 }
 
+static void freeze_inputs(const problem *p)
+{
+    guarded_freeze(SLOT_K);
+    guarded_freeze(SLOT_V);
+    if (!p->s.in_place)
+        guarded_freeze(SLOT_Q);
+}
+
+static void thaw_inputs(void)
+{
+    guarded_thaw(SLOT_K);
+    guarded_thaw(SLOT_V);
+    guarded_thaw(SLOT_Q);
+}
+
 qkv_status problem_run(problem *p)
 {
     size_t bytes = 0;
     void *scratch = scratch_for(p, 1, &bytes);
-    return qkv_attention(&p->desc, scratch, bytes);
+    freeze_inputs(p);
+    const qkv_status status = qkv_attention(&p->desc, scratch, bytes);
+    thaw_inputs();
+    return status;
 }
 
 qkv_status problem_run_tasks(problem *p, rng *r, int64_t workers)
@@ -239,9 +257,11 @@ qkv_status problem_run_tasks(problem *p, rng *r, int64_t workers)
         order[i] = order[k];
         order[k] = i;
     }
+    freeze_inputs(p);
     for (int64_t i = 0; i < count && status == QKV_OK; i++)
         status =
             qkv_attention_run_task(&p->desc, order[i], rng_int(r, 0, workers - 1), scratch, bytes);
+    thaw_inputs();
     free(order);
     return status;
 }

@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Every kernel of kernels.def on every ISA: suite <op>, test <isa>.
+ * Every kernel of kernels.def on every ISA: suite <op>, test <isa>. Each call is
+ * watched for what the calling convention promises.
  */
+#include "abi.h"
 #include "checks.h"
 
 static void run(int id, const char *op, void (*check)(const test_isa *))
 {
-    const test_isa isa = test_isa_of(id);
+    test_isa isa = test_isa_of(id);
     if (isa.missing) {
         skip_test("%s: %s", isa.name, isa.missing);
         return;
     }
     context("%s on %s", op, isa.name);
     cr_log_info("%s runs on %s", op, isa.name);
+    isa.table = abi_watched(isa.table);
     check(&isa);
 }
 
