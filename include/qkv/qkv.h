@@ -26,9 +26,9 @@
  *   the alignment of their element, scratch memory excepted.
  * - No compute function allocates, locks, makes a system call, prints or
  *   changes the floating-point control modes (arithmetic may raise status
- *   flags). The bounds below hold in the default modes: round to nearest. Scratch memory is the
- * caller's; a size query tells how much. What it holds before and after means nothing, and it is
- * best kept from call to call.
+ *   flags). Scratch memory is the caller's; a size query tells how much. What
+ *   it holds before and after means nothing, and it is best kept from call to
+ *   call.
  * - Every function is thread-safe and reentrant as long as no two calls
  *   share an output or scratch memory. The library starts no threads.
  * - The machine code is chosen at run time, once, from what both the CPU
@@ -52,6 +52,10 @@
  * These are bounds of rounding. Underflow adds an absolute term that only
  * matters near the smallest normal number: a weight below 2^-126 may be 0,
  * and a product below 2^-126 may lose up to 2^-149.
+ * The caller's modes are respected. While denormals are flushed to 0, the
+ * absolute term is up to 2^-125 for each product. In a directed rounding mode
+ * the bounds hold with u = 2^-23, and what else is promised of single bits
+ * (exact conversions aside) holds only when rounding to nearest.
  * Overflow is that of f32: fused attention holds logits in units of log2(e)
  * and divides last, so a logit beyond FLT_MAX / log2(e), about 2.3e38, or a
  * sum of weighted values beyond FLT_MAX, counts as infinite.

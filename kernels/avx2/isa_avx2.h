@@ -113,13 +113,19 @@ QKV_INLINE __m256 scale2(__m256 p, __m256 shifted)
 /*
  * 2^t for t <= 0; NaN stays NaN. Clamped to -127 first, where the result is
  * 0 (MAXPS returns the second operand, t, if that is a NaN).
+ *
+ * ROUNDPS rounds to nearest in every mode of the caller's, where adding the
+ * magic number would follow the mode and leave the interval that the
+ * polynomial was fitted on. It takes an instruction less than rounding by
+ * addition and subtraction; the magic number then only places n.
  */
 QKV_INLINE __m256 exp2_ps(__m256 t)
 {
     const __m256 magic = _mm256_set1_ps(QKV_ROUND_MAGIC);
     t = _mm256_max_ps(_mm256_set1_ps(-127.0f), t);
-    const __m256 shifted = _mm256_add_ps(t, magic);
-    const __m256 f = _mm256_sub_ps(t, _mm256_sub_ps(shifted, magic));
+    const __m256 n = _mm256_round_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m256 f = _mm256_sub_ps(t, n);
+    const __m256 shifted = _mm256_add_ps(n, magic);
     __m256 p = _mm256_set1_ps(QKV_EXP2_C6);
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(QKV_EXP2_C5));
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(QKV_EXP2_C4));
@@ -142,8 +148,9 @@ QKV_INLINE __m256 exp_ps(__m256 x)
     const __m256 magic = _mm256_set1_ps(QKV_ROUND_MAGIC);
     const __m256 low = _mm256_set1_ps(-QKV_LN2_LO16);
     x = _mm256_max_ps(_mm256_set1_ps(-88.03f), x);
-    const __m256 shifted = _mm256_fmadd_ps(x, _mm256_set1_ps(QKV_LOG2E), magic);
-    const __m256 n = _mm256_sub_ps(shifted, magic);
+    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(QKV_LOG2E)),
+                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m256 shifted = _mm256_add_ps(n, magic);
     const __m256 high = _mm256_fnmadd_ps(n, _mm256_set1_ps(QKV_LN2_HI16), x);
     const __m256 f = _mm256_fmadd_ps(n, low, high);
     __m256 r = _mm256_set1_ps(QKV_EXP_C6);

@@ -140,14 +140,18 @@ ALWAYS_INLINE __m512 vexp2(__m512 t)
  *
  * Here -inf must be clamped, as -inf + n HI would be NaN; the clamp lets a
  * NaN in x pass. Rounding by the magic number takes 2 operations where a
- * product and vrndscaleps take 3. 16 operations in all.
+ * product and vrndscaleps take 3; it is to nearest in every mode of the
+ * caller's, or f would leave the polynomial's interval. 16 operations in all.
  */
 ALWAYS_INLINE __m512 vexp(__m512 x)
 {
     const __m512 magic = _mm512_set1_ps(QKV_ROUND_MAGIC);
     const __m512 low = _mm512_set1_ps(-QKV_LN2_LO);
     x = _mm512_max_ps(_mm512_set1_ps(QKV_EXP_MIN), x);
-    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(QKV_LOG2E), magic), magic);
+    const __m512 n =
+        _mm512_sub_ps(_mm512_fmadd_round_ps(x, _mm512_set1_ps(QKV_LOG2E), magic,
+                                            _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+                      magic);
     const __m512 high = _mm512_fnmadd_ps(n, _mm512_set1_ps(QKV_LN2_HI), x);
     const __m512 f = _mm512_fmadd_ps(n, low, high);
     __m512 r = _mm512_set1_ps(QKV_EXP_C6);

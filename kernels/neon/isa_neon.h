@@ -169,14 +169,17 @@ QKV_INLINE float32x4_t scale2(float32x4_t rounded, float32x4_t e)
 
 /*
  * 2^t for t <= 0; exactly 1 at 0, 0 from -126.5 on, NaN for NaN. The
- * comparison with the floor comes first as -inf - round(-inf) is NaN.
+ * comparison with the floor comes first as -inf - round(-inf) is NaN. The
+ * rounding is to nearest in every mode of the caller's, so that f stays
+ * where the polynomial was fitted.
  */
 QKV_INLINE float32x4_t exp2_f32x4(float32x4_t t)
 {
     const float32x4_t magic = vdupq_n_f32(QKV_ROUND_MAGIC);
     t = vmaxq_f32(t, vdupq_n_f32(QKV_NEON_EXP2_FLOOR));
-    const float32x4_t rounded = vaddq_f32(t, magic);
-    const float32x4_t f = vsubq_f32(t, vsubq_f32(rounded, magic));
+    const float32x4_t n = vrndnq_f32(t);
+    const float32x4_t f = vsubq_f32(t, n);
+    const float32x4_t rounded = vaddq_f32(n, magic);
 
     float32x4_t tail = vfmaq_f32(vdupq_n_f32(QKV_EXP2_C5), vdupq_n_f32(QKV_EXP2_C6), f);
     tail = vfmaq_f32(vdupq_n_f32(QKV_EXP2_C4), tail, f);
@@ -197,8 +200,8 @@ QKV_INLINE float32x4_t exp_f32x4(float32x4_t x)
 {
     const float32x4_t magic = vdupq_n_f32(QKV_ROUND_MAGIC);
     x = vmaxq_f32(x, vdupq_n_f32(QKV_NEON_EXP_FLOOR));
-    const float32x4_t rounded = vfmaq_f32(magic, x, vdupq_n_f32(QKV_LOG2E));
-    const float32x4_t n = vsubq_f32(rounded, magic);
+    const float32x4_t n = vrndnq_f32(vmulq_f32(x, vdupq_n_f32(QKV_LOG2E)));
+    const float32x4_t rounded = vaddq_f32(n, magic);
     const float32x4_t high = vfmaq_f32(x, n, vdupq_n_f32(-QKV_LN2_HI));
     const float32x4_t low = vmulq_f32(n, vdupq_n_f32(-QKV_LN2_LO));
     const float32x4_t f = vaddq_f32(high, low);
