@@ -8,15 +8,15 @@
 #include "limits.h"
 
 static const bench_entry entries[] = {
-#define QKV_KERNEL(op, scalar, avx2, avx512, neon) {#op, false, bench_make_##op},
+#define QKV_KERNEL(op, scalar, avx2, avx512, neon) {#op, false, false, bench_make_##op},
 #include "kernels.def"
 #undef QKV_KERNEL
-    {"qkv_dot", false, bench_make_dot},
-    {"qkv_scale_softmax", false, bench_make_scale_softmax},
-    {"qkv_weighted_sum", false, bench_make_weighted_sum},
-    {"qkv_attention", true, bench_make_attention},
-    {"qkv_project", false, bench_make_project},
-    {"qkv_self_attention", false, bench_make_self_attention},
+    {"qkv_dot", false, false, bench_make_dot},
+    {"qkv_scale_softmax", false, false, bench_make_scale_softmax},
+    {"qkv_weighted_sum", false, false, bench_make_weighted_sum},
+    {"qkv_attention", true, true, bench_make_attention},
+    {"qkv_project", false, false, bench_make_project},
+    {"qkv_self_attention", false, false, bench_make_self_attention},
 };
 
 int bench_entry_count(void)

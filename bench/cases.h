@@ -50,6 +50,7 @@ typedef struct bench_wish {
     const bench_shape *shape;
     const qkv_kernels *kernels; /* also selected for the public functions */
     int threads;
+    int32_t dtype; /* of qkv_attention's tensors: QKV_F32, QKV_F16, QKV_BF16 */
     bool cold;
 } bench_wish;
 
@@ -60,6 +61,7 @@ typedef struct bench_wish {
 typedef struct bench_entry {
     const char *name;
     bool threads; /* can use more than one */
+    bool dtypes;  /* can have other types than f32 */
     bool (*make)(const bench_wish *wish, bench_case *c);
 } bench_entry;
 

@@ -124,14 +124,22 @@ static void measure(const bench_order *order, const bench_case *c, bench_result 
     fill(c, times, r);
 }
 
+const char *bench_dtype_name(int32_t dtype)
+{
+    return dtype == QKV_F16 ? "f16" : dtype == QKV_BF16 ? "bf16" : "f32";
+}
+
 static bool make(const bench_order *order, bench_case *c)
 {
     const bench_wish wish = {
         .shape = order->shape,
         .kernels = qkv_kernels_of(order->isa),
         .threads = order->threads,
+        .dtype = order->dtype,
         .cold = order->cold,
     };
+    if (order->dtype != QKV_F32 && !order->entry->dtypes)
+        return false;
     *c = (bench_case){.kernel = order->entry->name};
     if (qkv_isa_select(wish.kernels->name) != QKV_OK)
         abort(); /* only usable ISAs are ordered */
@@ -157,6 +165,7 @@ bool bench_measure_case(const bench_order *order, bench_result *result)
         .kernel = c.kernel,
         .shape = order->shape->name,
         .isa = qkv_isa_name(),
+        .dtype = bench_dtype_name(order->dtype),
         .threads = order->threads,
         .limit = "none",
         .limit_rate = BENCH_NONE,

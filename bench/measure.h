@@ -11,7 +11,7 @@
 #define BENCH_NONE ((double)NAN)
 
 typedef struct bench_result {
-    const char *kernel, *shape, *isa;
+    const char *kernel, *shape, *isa, *dtype;
     int threads, rounds;
     double median_ns, min_ns;
     double gflops, gbps, gelems; /* a second, from the median */
@@ -29,9 +29,13 @@ typedef struct bench_order {
     const bench_entry *entry;
     const bench_shape *shape;
     int isa, threads, rounds;
+    int32_t dtype;
     double seconds;
     bool cold;
 } bench_order;
+/* "f32", "f16", "bf16" */
+const char *bench_dtype_name(int32_t dtype);
+
 bool bench_measure_case(const bench_order *order, bench_result *result);
 
 /* Runs a case once and measures nothing. */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cases.h"
+#include "measure.h"
 
 static const char help[] =
     "Usage: qkv-bench [option]...\n"
@@ -18,7 +19,7 @@ static const char help[] =
     "                    May be repeated. Default: P512, P1024c, D4096\n"
     "  --isa NAME        measure this ISA, may be repeated; default: all that run here\n"
     "  --kernel NAME     measure this one, may be repeated; default: all of --list\n"
-    "  --dtype TYPE      element type: f32\n"
+    "  --dtype TYPE      element type of qkv_attention: f32 (the default), f16, bf16\n"
     "  --threads N       workers for qkv_attention, and for its limits; default: 1\n"
     "  --seconds S       time for one measurement, limits not counted; default: 0.35\n"
     "  --rounds N        rounds in which work and limits take turns; default: 7\n"
@@ -95,15 +96,12 @@ static void add_entry(bench_options *o, const char *name)
     bench_refuse("no kernel '%s': --list has the names", name);
 }
 
-static void set_dtype(const char *name)
+static void set_dtype(bench_options *o, const char *name)
 {
-    static const char *const later[] = {"f16", "bf16", "q8_0", "i8", "f8_e4m3", "f8_e5m2", "q4_0"};
-    if (strcmp(name, "f32") == 0)
-        return;
-    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
-        if (strcmp(name, later[i]) == 0)
-            bench_refuse("this version computes on f32 only, not on '%s'", name);
-    bench_refuse("no dtype '%s': this version knows f32", name);
+    for (o->dtype = QKV_F32; o->dtype <= QKV_BF16; o->dtype++)
+        if (strcmp(name, bench_dtype_name(o->dtype)) == 0)
+            return;
+    bench_refuse("no dtype '%s': this version measures f32, f16 and bf16", name);
 }
 
 static void set_choice(bool *flag, const char *option, const char *value, const char *no,
@@ -125,7 +123,7 @@ static bool set_value(bench_options *o, const char *name, const char *value)
     else if (strcmp(name, "--kernel") == 0)
         add_entry(o, value);
     else if (strcmp(name, "--dtype") == 0)
-        set_dtype(value);
+        set_dtype(o, value);
     else if (strcmp(name, "--threads") == 0)
         o->threads = whole_number(name, value, BENCH_THREADS_MAX);
     else if (strcmp(name, "--rounds") == 0)

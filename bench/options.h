@@ -19,6 +19,7 @@ typedef struct bench_options {
     bool entries[BENCH_ENTRIES_MAX]; /* chosen by name */
     bool entries_named;              /* false: all of them */
     int threads, rounds;
+    int32_t dtype;
     double seconds;
     bool cold, cpu_clock, alone, json, list, once, prefill;
 } bench_options;

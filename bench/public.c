@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "oracle.h"
 
@@ -186,9 +187,13 @@ bool bench_make_weighted_sum(const bench_wish *wish, bench_case *c)
 
 typedef struct attention_context {
     const bench_shape *shape;
-    bench_arena in, out; /* in: 'copies' times keys and values; out: queries and output */
-    int64_t copy, copies, copy_floats, values_offset;
-    float *kv, *q, *o;
+    int32_t dtype;
+    bench_arena exact;    /* queries, one output row, keys and values as f32 */
+    bench_arena in, out;  /* as the function gets them; in: 'copies' times */
+    int64_t copy, copies; /* of keys and values */
+    int64_t copy_bytes, values_offset;
+    float *q, *row, *keys, *values;
+    char *kv;
     qkv_attention_desc desc;
     void *scratch;
     size_t scratch_size;
@@ -201,8 +206,8 @@ static void attention_begin(void *context)
 {
     attention_context *x = context;
     x->copy = x->copy + 1 < x->copies ? x->copy + 1 : 0;
-    x->desc.key.data = x->kv + x->copy * x->copy_floats;
-    x->desc.value.data = x->kv + x->copy * x->copy_floats + x->values_offset;
+    x->desc.key.data = x->kv + x->copy * x->copy_bytes;
+    x->desc.value.data = x->kv + x->copy * x->copy_bytes + x->values_offset;
     atomic_store(&x->next_task, 0);
 }
 
@@ -222,6 +227,35 @@ static void attention_run(void *context, int worker)
     }
 }
 
+static void widen(int32_t dtype, const void *x, float *y, int64_t n)
+{
+    const qkv_kernels *k = qkv_kernels_of(QKV_ISA_scalar);
+    if (dtype == QKV_F16)
+        k->widen_f16(x, y, n);
+    else if (dtype == QKV_BF16)
+        k->widen_bf16(x, y, n);
+    else
+        memcpy(y, x, (size_t)n * sizeof *y);
+}
+
+/* Converts x and gives it the values that the conversion leaves. */
+static void narrow(int32_t dtype, float *x, void *y, int64_t n)
+{
+    const qkv_kernels *k = qkv_kernels_of(QKV_ISA_scalar);
+    if (dtype == QKV_F16)
+        k->narrow_f16(x, y, n);
+    else if (dtype == QKV_BF16)
+        k->narrow_bf16(x, y, n);
+    else
+        memcpy(y, x, (size_t)n * sizeof *x);
+    widen(dtype, y, x, n);
+}
+
+static int64_t element_size(int32_t dtype)
+{
+    return dtype == QKV_F32 ? 4 : 2;
+}
+
 static double attention_error(void *context)
 {
     const attention_context *x = context;
@@ -231,11 +265,13 @@ static double attention_error(void *context)
     double *weights = bench_alloc((size_t)s->kv_len * sizeof *weights), worst = 0.0;
     for (int64_t r = rows - 1; r >= 0; r -= sample_step(rows)) {
         const int64_t kv_head = r / s->q_len / group;
+        const int64_t at = r * s->value_dim * element_size(x->dtype);
+        widen(x->dtype, (const char *)x->desc.out.data + at, x->row, s->value_dim);
         const bench_oracle_row row = {
             .query = x->q + r * s->head_dim,
-            .keys = (float *)x->desc.key.data + kv_head * s->kv_len * s->head_dim,
-            .values = (float *)x->desc.value.data + kv_head * s->kv_len * s->value_dim,
-            .out = x->o + r * s->value_dim,
+            .keys = x->keys + kv_head * s->kv_len * s->head_dim,
+            .values = x->values + kv_head * s->kv_len * s->value_dim,
+            .out = x->row,
             .keys_stride = s->head_dim,
             .values_stride = s->value_dim,
             .kv_len = bench_shape_visible(s, r % s->q_len),
@@ -252,6 +288,7 @@ static double attention_error(void *context)
 static void attention_destroy(void *context)
 {
     attention_context *x = context;
+    free(x->exact.base);
     free(x->in.base);
     free(x->out.base);
     free(x->scratch);
@@ -265,17 +302,30 @@ static void attention_memory(attention_context *x, const bench_wish *wish)
     const int64_t values = s->kv_heads * s->kv_len * s->value_dim;
     const int64_t queries = s->q_heads * s->q_len * s->head_dim;
     const int64_t outputs = s->q_heads * s->q_len * s->value_dim;
+    const int64_t size = element_size(wish->dtype);
 
-    x->values_offset = (keys + 15) / 16 * 16;
-    x->copy_floats = x->values_offset + (values + 15) / 16 * 16;
-    x->copies = wish->cold ? COLD_BYTES / (4 * x->copy_floats) + 2 : 1;
-    x->in = bench_arena_new(x->copies * x->copy_floats);
-    x->out = bench_arena_new(queries + outputs);
-    x->kv = bench_take(&x->in, x->copies * x->copy_floats);
-    x->q = bench_take(&x->out, queries);
-    x->o = bench_take(&x->out, outputs);
+    x->exact = bench_arena_new(queries + s->value_dim + keys + values);
+    x->q = bench_take(&x->exact, queries);
+    x->row = bench_take(&x->exact, s->value_dim);
+    x->keys = bench_take(&x->exact, keys);
+    x->values = bench_take(&x->exact, values);
     bench_fill_normal(x->q, queries, 31);
-    bench_fill_normal(x->kv, x->copies * x->copy_floats, 32);
+    bench_fill_normal(x->keys, keys, 32);
+    bench_fill_normal(x->values, values, 33);
+
+    x->values_offset = (keys * size + 63) / 64 * 64;
+    x->copy_bytes = x->values_offset + (values * size + 63) / 64 * 64;
+    x->copies = wish->cold ? COLD_BYTES / x->copy_bytes + 2 : 1;
+    x->in = bench_arena_new(x->copies * x->copy_bytes / 4);
+    x->out = bench_arena_new(queries + outputs);
+    x->kv = (char *)bench_take(&x->in, x->copies * x->copy_bytes / 4);
+    for (int64_t i = 0; i < x->copies; i++) {
+        narrow(wish->dtype, x->keys, x->kv + i * x->copy_bytes, keys);
+        narrow(wish->dtype, x->values, x->kv + i * x->copy_bytes + x->values_offset, values);
+    }
+    x->desc.query.data = bench_take(&x->out, queries);
+    x->desc.out.data = bench_take(&x->out, outputs);
+    narrow(wish->dtype, x->q, x->desc.query.data, queries);
 }
 
 bool bench_make_attention(const bench_wish *wish, bench_case *c)
@@ -283,7 +333,7 @@ bool bench_make_attention(const bench_wish *wish, bench_case *c)
     const bench_shape *s = wish->shape;
     attention_context *x = bench_alloc(sizeof *x);
     x->shape = s;
-    attention_memory(x, wish);
+    x->dtype = wish->dtype;
     x->desc = (qkv_attention_desc){
         .size = sizeof x->desc,
         .flags = s->causal ? QKV_CAUSAL : 0,
@@ -293,11 +343,13 @@ bool bench_make_attention(const bench_wish *wish, bench_case *c)
         .kv_len = s->kv_len,
         .head_dim = s->head_dim,
         .value_dim = s->value_dim,
-        .query = {.data = x->q},
-        .key = {.data = x->kv},
-        .value = {.data = x->kv + x->values_offset},
-        .out = {.data = x->o},
+        .query = {.dtype = wish->dtype},
+        .key = {.dtype = wish->dtype},
+        .value = {.dtype = wish->dtype},
+        .out = {.dtype = wish->dtype},
     };
+    attention_memory(x, wish);
+    attention_begin(x);
     x->tasks = wish->threads > 1;
     must(qkv_attention_scratch_size(&x->desc, wish->threads, &x->scratch_size), "attention");
     must(qkv_attention_task_count(&x->desc, &x->task_count), "attention");
@@ -307,7 +359,7 @@ bool bench_make_attention(const bench_wish *wish, bench_case *c)
     c->flops = 2.0 * (double)s->q_heads * bench_shape_pairs(s) * dims;
     c->bound = BENCH_ROOF;
     c->data = x->in.base;
-    c->bytes = x->copy_floats * 4;
+    c->bytes = x->copy_bytes;
     c->copies = x->copies;
     c->work = (bench_work){attention_begin, attention_run, x};
     c->max_error = attention_error;

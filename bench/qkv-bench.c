@@ -39,6 +39,7 @@ static bench_order order_from(const bench_options *o)
 {
     return (bench_order){
         .threads = o->threads,
+        .dtype = o->dtype,
         .rounds = o->rounds,
         .seconds = o->seconds,
         .cold = o->cold,
@@ -49,6 +50,8 @@ static bool wanted(const bench_options *o, int entry, const bench_shape *shape)
 {
     const bench_entry *e = bench_entry_at(entry);
     if (shape->product && strcmp(e->name, "qkv_project") != 0)
+        return false;
+    if (o->dtype != QKV_F32 && !e->dtypes)
         return false;
     if (o->entries_named)
         return o->entries[entry];
@@ -152,7 +155,8 @@ int main(int argc, char **argv)
         bench_warm_up(QKV_ISA_scalar, options.seconds < 0.2 ? options.seconds : 0.2);
 
     if (!options.json && !options.once && !options.prefill)
-        bench_print_head(options.threads, options.rounds, options.cpu_clock);
+        bench_print_head(bench_dtype_name(options.dtype), options.threads, options.rounds,
+                         options.cpu_clock);
     if (!options.json && options.prefill)
         bench_print_prefill_head();
     if (options.prefill)

@@ -82,11 +82,11 @@ static const char *optional(char text[16], const char *format, double value)
     return text;
 }
 
-void bench_print_head(int threads, int rounds, bool cpu_clock)
+void bench_print_head(const char *dtype, int threads, int rounds, bool cpu_clock)
 {
-    printf("qkv %d.%d.%d, f32, %s, %d thread%s, %d rounds, %s time; limits measured in turns\n",
-           QKV_VERSION_MAJOR, QKV_VERSION_MINOR, QKV_VERSION_PATCH, bench_cpu_name(), threads,
-           threads == 1 ? "" : "s", rounds, cpu_clock ? "cpu" : "wall");
+    printf("qkv %d.%d.%d, %s, %s, %d thread%s, %d rounds, %s time; limits measured in turns\n",
+           QKV_VERSION_MAJOR, QKV_VERSION_MINOR, QKV_VERSION_PATCH, dtype, bench_cpu_name(),
+           threads, threads == 1 ? "" : "s", rounds, cpu_clock ? "cpu" : "wall");
     puts("GF/s: 10^9 useful operations, Ge/s: 10^9 elements, GB/s: 10^9 bytes read, a second\n");
     printf("%-18s %-12s %-6s %9s %9s %11s %11s %7s %8s\n", "kernel", "shape", "isa", "median",
            "min", "rate", "limit", "of it", "error");
@@ -149,7 +149,7 @@ void bench_print_json(const bench_result *r, double bar)
     json_text("kernel", r->kernel);
     json_text("shape", r->shape);
     json_text("isa", r->isa);
-    json_text("dtype", "f32");
+    json_text("dtype", r->dtype);
     printf("\"threads\": %d, \"rounds\": %d, ", r->threads, r->rounds);
     json_number("median_ns", r->median_ns, ", ");
     json_number("min_ns", r->min_ns, ", ");

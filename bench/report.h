@@ -7,7 +7,7 @@
 
 const char *bench_cpu_name(void);
 
-void bench_print_head(int threads, int rounds, bool cpu_clock);
+void bench_print_head(const char *dtype, int threads, int rounds, bool cpu_clock);
 void bench_print_row(const bench_result *result);
 
 /*
