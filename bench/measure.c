@@ -89,6 +89,7 @@ static void judge(const bench_case *c, const bench_times *times, int fma, int re
 static void fill(const bench_case *c, bench_times *times, bench_result *r)
 {
     r->rounds = times->rounds;
+    r->alone = times->alone;
     r->median_ns = bench_median(times->round, times->rounds);
     r->min_ns = times->min;
     r->gflops = c->flops > 0.0 ? c->flops / r->median_ns : BENCH_NONE;

@@ -13,6 +13,7 @@
 typedef struct bench_result {
     const char *kernel, *shape, *isa, *dtype;
     int threads, rounds;
+    bool alone; /* only samples with the core alone */
     double median_ns, min_ns;
     double gflops, gbps, gelems; /* a second, from the median */
     const char *limit;           /* "fma", "read", or "none" */

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The prefill table over several runs of qkv-bench: medians of the runs, one row a shape.
 
-    bench/prefill.py BUILD/bench/qkv-bench [--runs 5] [--isa avx2] [--clock cpu] [--json FILE]
+    bench/prefill.py BUILD/bench/qkv-bench [--runs 5] [--isa avx2] [--clock cpu] [--alone] [--json FILE]
 
 One process keeps its luck (where its memory lies, which core it got), so one
 run proves little. Ends with status 1 if a figure stays below its bar.
@@ -28,8 +28,10 @@ def summarise(runs):
     """One dictionary a row of the table, in the table's order."""
     rows = []
     for results in zip(*runs):
-        fractions = [r["fraction"] for r in results]
         first = results[0]
+        alone = [r for r in results if r["alone"]]
+        results = alone or results  # with --alone: where the core ever was
+        fractions = [r["fraction"] for r in results]
         rows.append(
             {
                 "shape": first["shape"],
@@ -45,24 +47,37 @@ def summarise(runs):
                 "gflops": statistics.median(r["gflops"] for r in results),
                 "limit_rate": statistics.median(r["limit_rate"] for r in results),
                 "max_error": max(r["max_error"] for r in results),
+                "alone": len(alone),
                 "runs": len(results),
             }
         )
     return rows
 
 
+WIDTH = 40
+
+
+def drawn(row):
+    """The fraction as a bar, with a mark at what it is to reach."""
+    filled = round(WIDTH * min(row["fraction"], 1.0))
+    cells = ["#" if i < filled else " " for i in range(WIDTH)]
+    if row["bar"]:
+        cells[min(WIDTH - 1, round(WIDTH * row["bar"]))] = "|"
+    return "".join(cells).rstrip()
+
+
 def print_table(rows):
     print(
-        f"{'shape':20} {'isa':6} {'limit':5} {'bar':>5} {'figure':>7} {'lowest':>7} {'highest':>7} "
-        f"{'ratio':>6} {'GFLOP/s':>8} {'error':>8}"
+        f"{'shape':20} {'isa':6} {'limit':5} {'alone':>5} {'bar':>5} {'figure':>7} {'lowest':>7} {'highest':>7} "
+        f"{'ratio':>6} {'GFLOP/s':>8} {'error':>8}  0 {'.' * (WIDTH - 5)} 100 %"
     )
     for r in rows:
         bar = f"{100 * r['bar']:.0f} %" if r["bar"] else "-"
         ratio = f"{r['fraction'] / r['bar']:.3f}" if r["bar"] else "-"
         print(
-            f"{r['shape']:20} {r['isa']:6} {r['limit']:5} {bar:>5} {100 * r['fraction']:>5.1f} % "
+            f"{r['shape']:20} {r['isa']:6} {r['limit']:5} {r['alone']:5} {bar:>5} {100 * r['fraction']:>5.1f} % "
             f"{100 * r['lowest']:>5.1f} % {100 * r['highest']:>5.1f} % {ratio:>6} "
-            f"{r['gflops']:>8.1f} {r['max_error']:>8.1e}"
+            f"{r['gflops']:>8.1f} {r['max_error']:>8.1e}  {drawn(r)}"
         )
 
 
@@ -71,11 +86,12 @@ def main():
     parser.add_argument("bench", help="path of qkv-bench")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", metavar="FILE", help="write the rows here too")
-    for name in ("--isa", "--clock", "--seconds", "--rounds"):
+    for name in ("--isa", "--clock", "--seconds", "--rounds", "--dtype"):
         parser.add_argument(name, help="passed on to qkv-bench")
+    parser.add_argument("--alone", action="store_true", help="passed on to qkv-bench")
     args = parser.parse_args()
-    extra = []
-    for name in ("isa", "clock", "seconds", "rounds"):
+    extra = ["--alone"] if args.alone else []
+    for name in ("isa", "clock", "seconds", "rounds", "dtype"):
         if getattr(args, name):
             extra += ["--" + name, getattr(args, name)]
 

@@ -151,6 +151,7 @@ void bench_print_json(const bench_result *r, double bar)
     json_text("isa", r->isa);
     json_text("dtype", r->dtype);
     printf("\"threads\": %d, \"rounds\": %d, ", r->threads, r->rounds);
+    printf("\"alone\": %s, ", r->alone ? "true" : "false");
     json_number("median_ns", r->median_ns, ", ");
     json_number("min_ns", r->min_ns, ", ");
     json_number("gflops", r->gflops, ", ");

@@ -19,7 +19,8 @@ void bench_use_cpu_clock(void);
 /*
  * From now on only samples count during which the core's other hardware
  * thread was idle, as far as a probe before and after can tell. A round
- * without one does not count, so there can be no round at all.
+ * without one does not count; where there is none at all, the work is measured
+ * again as it comes and 'alone' is false.
  */
 void bench_only_alone(void);
 
@@ -46,6 +47,7 @@ typedef struct bench_times {
     int rounds;
     double round[BENCH_ROUNDS_MAX]; /* the median of each round's samples */
     double min;                     /* the fastest sample of all */
+    bool alone;                     /* only samples with the core alone, see below */
 } bench_times;
 
 /*
