@@ -274,6 +274,8 @@ static void find_machine(void)
     abi_state.has_xinuse = abi_state.has_avx && tracks_upper_state();
 }
 
+static bool watch_upper;
+
 static const char *broken_by_platform(void)
 {
     static char text[80];
@@ -283,13 +285,13 @@ static const char *broken_by_platform(void)
         return "changes the x87 control word";
     if ((abi_state.x87[2] & 0xffff) != 0xffff)
         return "leaves x87 registers in use";
-    for (int i = 0; i < WIDE && abi_state.has_avx; i++) {
+    for (int i = 0; i < WIDE && abi_state.has_avx && watch_upper; i++) {
         if (abi_state.upper[i][0] | abi_state.upper[i][1]) {
             snprintf(text, sizeof text, "leaves the upper half of ymm%d dirty", i);
             return text;
         }
     }
-    if (abi_state.has_xinuse && abi_state.xinuse & (XINUSE_YMM | XINUSE_ZMM))
+    if (abi_state.has_xinuse && watch_upper && abi_state.xinuse & (XINUSE_YMM | XINUSE_ZMM))
         return "returns without VZEROUPPER";
     return NULL;
 }
@@ -453,8 +455,11 @@ static void find_machine(void)
 {
 }
 
+static bool watch_upper;
+
 static const char *broken_by_platform(void)
 {
+    (void)watch_upper; /* AArch64 has none */
     return NULL;
 }
 
@@ -515,10 +520,11 @@ ASM_SEEN void abi_verify(void)
         fail_with("the kernel %s", text);
 }
 
-const qkv_kernels *abi_watched(const qkv_kernels *table)
+const qkv_kernels *abi_watched(const qkv_kernels *table, bool upper_state)
 {
     static qkv_kernels watched;
     find_machine();
+    watch_upper = upper_state;
     set_call(ABI_DEFAULT, 0);
     watched = *table;
 #define QKV_KERNEL(op, ...)                                                                        \
@@ -533,6 +539,7 @@ const char *abi_verdict(void (*function)(void))
 {
     static char text[80];
     find_machine();
+    watch_upper = true;
     set_call(ABI_DEFAULT, 0);
     abi_target_self = function;
     verdict_to = text;
@@ -554,8 +561,9 @@ void abi_mode(abi_fp_mode mode)
 
 #else
 
-const qkv_kernels *abi_watched(const qkv_kernels *table)
+const qkv_kernels *abi_watched(const qkv_kernels *table, bool upper_state)
 {
+    (void)upper_state;
     return table;
 }
 

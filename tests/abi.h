@@ -25,8 +25,12 @@
 
 #include "harness.h"
 
-/* The copy lives in static memory: the next call overwrites it. */
-const qkv_kernels *abi_watched(const qkv_kernels *table);
+/*
+ * The copy lives in static memory: the next call overwrites it. Without
+ * 'upper_state' that is not watched: it is the compiler's matter, which leaves
+ * it dirty where a vector is a structure, as through SIMDe.
+ */
+const qkv_kernels *abi_watched(const qkv_kernels *table, bool upper_state);
 
 /* False where calls cannot be watched on this platform. */
 bool abi_can_watch(void);

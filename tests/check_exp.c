@@ -24,14 +24,15 @@ static float alone(exp_fn *fn, float x)
 
 static void check_accuracy(const float *x, const float *y, int64_t n, double base_ln)
 {
+    const double most = ORACLE_U * 0x1p24; /* ulp */
     for (int64_t i = 0; i < n; i++) {
         const double exact = exp((double)x[i] * base_ln);
-        if (exact >= 0x1p-126 && oracle_ulp_error(y[i], exact) > 1.0)
-            fail_with("at %.9g: %.9g is not within 1 ulp of %.17g", (double)x[i], (double)y[i],
-                      exact);
-        if (exact < 0x1p-126 && y[i] != 0.0f && oracle_ulp_error(y[i], exact) > 1.0)
-            fail_with("at %.9g: %.9g is neither 0 nor within 1 ulp of %.17g", (double)x[i],
-                      (double)y[i], exact);
+        if (exact >= 0x1p-126 && oracle_ulp_error(y[i], exact) > most)
+            fail_with("at %.9g: %.9g is not within %g ulp of %.17g", (double)x[i], (double)y[i],
+                      most, exact);
+        if (exact < 0x1p-126 && y[i] != 0.0f && oracle_ulp_error(y[i], exact) > most)
+            fail_with("at %.9g: %.9g is neither 0 nor within %g ulp of %.17g", (double)x[i],
+                      (double)y[i], most, exact);
     }
 }
 
@@ -64,6 +65,7 @@ static void check_special(const test_isa *isa, exp_fn *fn)
     const float special[] = {0.0f,       -0.0f,    -INFINITY, -FLT_MAX, -1e30f,
                              -104.0f,    -151.0f,  -1e-40f,   -FLT_MIN, NAN,
                              -0x1p-149f, -0x1p23f, -0x1p31f,  -0x1p32f, -2147483520.0f};
+    /* Where the exact result is no f32, rounding upward may give the one above 0. */
     const float wanted[] = {1, 1, 0, 0, 0, 0, 0, 1, 1, NAN, 1, 0, 0, 0, 0};
     for (size_t s = 0; s < sizeof special / sizeof *special; s++) {
         for (int64_t at = 0; at < 35; at++) {
@@ -74,7 +76,8 @@ static void check_special(const test_isa *isa, exp_fn *fn)
                 x[i] = i == at ? special[s] : -1.0f - (float)i;
             fn(x, y, 35);
             const bool is_exp2 = special[s] == -104.0f && fn == isa->table->exp2_f32;
-            if (!is_exp2)
+            const bool directed_up = ORACLE_U > 0x1p-24 && y[at] == 0x1p-149f && wanted[s] == 0.0f;
+            if (!is_exp2 && !directed_up)
                 expect_same_values("y", y + at, wanted + s, 1);
             for (int64_t i = 0; i < 35; i++)
                 if (i != at && bits_of(y[i]) != bits_of(alone(fn, -1.0f - (float)i)))

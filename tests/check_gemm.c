@@ -30,7 +30,7 @@ static void want_rows(const qkv_gemm_args *a, int64_t panel_cols, double *want, 
             }
             want[i * a->cols + c] = before + sum;
             bound[i * a->cols + c] = (double)(a->depth + 2) * ORACLE_U * (absolute + fabs(before)) +
-                                     (double)a->depth * 0x1p-150;
+                                     (double)a->depth * ORACLE_TINY;
         }
     }
 }

@@ -137,9 +137,9 @@ static void check_store(const test_isa *isa, rng *r, int64_t n_rows, int64_t dim
         for (int64_t d = 0; d < dim; d++) {
             const double exact = (double)out[d * tile_rows + i] / (double)sum[i];
             if (sum[i] == 0.0f ? rows[i][d] != 0.0f
-                : isnan(exact)
-                    ? !isnan(rows[i][d])
-                    : !(fabs((double)rows[i][d] - exact) <= 2 * ORACLE_U * fabs(exact) + 0x1p-149))
+                : isnan(exact) ? !isnan(rows[i][d])
+                               : !(fabs((double)rows[i][d] - exact) <=
+                                   2 * ORACLE_U * fabs(exact) + 2 * ORACLE_TINY))
                 fail_with("row %lld, column %lld is %.9g, expected %.17g", (long long)i,
                           (long long)d, (double)rows[i][d], sum[i] == 0.0f ? 0.0 : exact);
         }
@@ -309,7 +309,7 @@ static void judge_logits(const tile_buffers *t, int64_t i, double old_max, doubl
         const double scale = fabs((double)a->scale_log2);
         logits[j] = dot * (double)a->scale_log2;
         errors[j] = scale * ((double)(a->head_dim + 2) * ORACLE_U * absolute +
-                             (double)a->head_dim * 0x1p-150) +
+                             (double)a->head_dim * ORACLE_TINY) +
                     ORACLE_U * fabs(logits[j]);
         v->max = fmax(v->max, logits[j]);
         v->max_error = fmax(v->max_error, errors[j]);
@@ -344,8 +344,8 @@ static void judge_out(const tile_buffers *t, const step_case *c, const row_verdi
     for (int64_t j = v->from; j < v->to; j++) {
         const double value = (double)t->values[j * (c->value_dim + c->pad) + d];
         out += v->p[j] * value;
-        error +=
-            fabs(value) * (v->p_error[j] + (double)(c->keys + 3) * ORACLE_U * v->p[j]) + 0x1p-150;
+        error += fabs(value) * (v->p_error[j] + (double)(c->keys + 3) * ORACLE_U * v->p[j]) +
+                 ORACLE_TINY;
     }
     error += ORACLE_U * fabs(out);
     if (!(fabs((double)got - out) <= error))

@@ -34,7 +34,7 @@ static void want_rows(const qkv_weighted_sum_args *a, double *want, double *boun
             want[i * a->value_dim + d] = sum + old;
             bound[i * a->value_dim + d] = (double)(a->kv_len + 2) * ORACLE_U * absolute +
                                           2 * ORACLE_U * fabs(old) + ORACLE_U * fabs(sum) +
-                                          (double)(a->kv_len + 1) * 0x1p-150;
+                                          (double)(a->kv_len + 1) * ORACLE_TINY;
         }
     }
 }

@@ -4,10 +4,11 @@
 #include <math.h>
 #include <stdlib.h>
 
+oracle_arithmetic oracle_machine = {.u = 0x1p-24, .tiny = 0x1p-150};
+
 static const double infinity = HUGE_VAL;
 static const double not_a_number = (double)NAN;
 static const double smallest_normal = 0x1p-126;
-static const double half_denormal = 0x1p-150;
 
 /*
  * e^-105 is less than half the smallest denormal: a logit that lies this far
@@ -36,7 +37,7 @@ double oracle_dot(const float *a, const float *b, int64_t n, double *bound, doub
         absolute += fabs(product);
     }
     if (bound)
-        *bound = (oracle_dot_terms(n) + 2) * ORACLE_U * absolute + (double)n * half_denormal;
+        *bound = (oracle_dot_terms(n) + 2) * ORACLE_U * absolute + (double)n * ORACLE_TINY;
     if (magnitude)
         *magnitude = absolute;
     return sum;
@@ -109,7 +110,7 @@ void oracle_weighted_sum(const float *weights, const float *values, int64_t valu
             absolute += fabs(product);
         }
         out[d] = sum;
-        bound[d] = terms * ORACLE_U * absolute + (double)kv_len * half_denormal;
+        bound[d] = terms * ORACLE_U * absolute + (double)kv_len * ORACLE_TINY;
     }
 }
 
@@ -142,7 +143,7 @@ static double logit(const oracle_attention *a, const row *r, int64_t j, double *
     }
     *error =
         fabs(a->scale) * (inherited + (oracle_dot_terms(a->head_dim) + 2) * ORACLE_U * absolute +
-                          (double)a->head_dim * half_denormal);
+                          (double)a->head_dim * ORACLE_TINY);
     return a->scale * sum;
 }
 
@@ -173,18 +174,18 @@ static void row_values(const oracle_attention *a, const row *r, row_logits *l)
             continue;
         const double p = exp(r->logits[j] - l->max);
         const double p_error = p == 0 ? 0 : p * relative;
-        const double lost = p < smallest_normal * exp(l->ds) ? smallest_normal : half_denormal;
+        const double lost = p < smallest_normal * exp(l->ds) ? smallest_normal : ORACLE_TINY;
         l->sum += p;
         for (int64_t d = 0; d < a->value_dim; d++) {
             const double v = r->v[j * a->value_dim + d];
             const double dv = r->v_error ? r->v_error[j * a->value_dim + d] : 0;
             r->out[d] += p * v;
-            r->bound[d] += (fabs(v) + dv) * (p_error + lost) + p * dv + half_denormal;
+            r->bound[d] += (fabs(v) + dv) * (p_error + lost) + p * dv + ORACLE_TINY;
         }
     }
     for (int64_t d = 0; d < a->value_dim; d++) {
         r->out[d] /= l->sum;
-        r->bound[d] = r->bound[d] / l->sum + 2 * half_denormal;
+        r->bound[d] = r->bound[d] / l->sum + 2 * ORACLE_TINY;
     }
 }
 
@@ -266,7 +267,7 @@ void oracle_linear(const double *x, const double *x_error, const float *weight, 
             }
             y[i * out + c] = sum;
             bound[i * out + c] = inherited + (oracle_dot_terms(in) + 2) * ORACLE_U * absolute +
-                                 (double)in * half_denormal;
+                                 (double)in * ORACLE_TINY;
         }
     }
 }

@@ -14,7 +14,22 @@
 
 #include <stdint.h>
 
-#define ORACLE_U 0x1p-24
+/*
+ * The arithmetic that the code under test has: 'u' is the largest relative
+ * error of an operation, 'tiny' what one may lose beside that where it
+ * underflows. Both are those of the default mode, 2^-24 and 2^-150, unless a
+ * test that runs kernels in another sets them. A directed rounding errs by up
+ * to a whole unit in the last place instead of half of one, which doubles
+ * both; where denormals are flushed, a product and the sum it enters may each
+ * lose what is below the smallest normal number.
+ */
+typedef struct oracle_arithmetic {
+    double u, tiny;
+} oracle_arithmetic;
+extern oracle_arithmetic oracle_machine;
+
+#define ORACLE_U oracle_machine.u
+#define ORACLE_TINY oracle_machine.tiny
 
 enum { ORACLE_KEY_BLOCK = 512, ORACLE_DOT_BLOCK = 4096 };
 
