@@ -43,6 +43,10 @@ static inline __m128 simde_qkv_maskload4_ps(const float *p, __m128i mask)
     return simde_mm_loadu_ps(lanes);
 }
 
+#ifndef _MM_FROUND_NO_EXC /* has no alias where the compiler brings no x86 headers */
+#define _MM_FROUND_NO_EXC SIMDE_MM_FROUND_NO_EXC
+#endif
+
 #undef _mm256_maskload_ps
 #undef _mm256_maskstore_ps
 #undef _mm_maskload_ps
