@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT */
+/* A fuzzer's bytes, taken one value after the other; all are 0 once used up. */
+#ifndef FUZZ_INPUT_H
+#define FUZZ_INPUT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct input {
+    const uint8_t *at;
+    size_t left;
+} input;
+
+static inline uint64_t take(input *in, size_t bytes)
+{
+    uint64_t value = 0;
+    for (size_t i = 0; i < bytes && in->left > 0; i++, in->left--)
+        value |= (uint64_t)*in->at++ << 8 * i;
+    return value;
+}
+
+/* low .. high, both included. */
+static inline int64_t take_int(input *in, int64_t low, int64_t high)
+{
+    return low + (int64_t)(take(in, high - low < 256 ? 1 : 2) % (uint64_t)(high - low + 1));
+}
+
+#endif

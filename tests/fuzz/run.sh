@@ -1,0 +1,37 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# Fuzzes each target for SECONDS (15), with the address and undefined-behaviour
+# sanitizers, from the seeds in corpus/. Stops at the first finding, whose input
+# is left in BUILD (build-fuzz).
+#
+# usage: tests/fuzz/run.sh [SECONDS [TARGET...]]
+set -eu
+cd "$(dirname "$0")/../.."
+build=${BUILD:-build-fuzz}
+seconds=${1:-15}
+[ $# -eq 0 ] || shift
+[ $# -gt 0 ] || set -- attention convert npy
+
+# Kernels that cannot run here take minutes to compile for a fuzzer.
+isas=avx2,neon
+grep -qs avx512f /proc/cpuinfo && isas=$isas,avx512
+
+if [ ! -f "$build/build.ninja" ]; then
+    CC=${CC:-clang} meson setup "$build" -Dfuzz=true -Dtests=disabled -Disas="$isas" -Dbuildtype=debugoptimized \
+        -Ddefault_library=static -Db_sanitize=address,undefined -Db_lundef=false >/dev/null
+fi
+ninja -C "$build" $(for target; do printf ' tests/fuzz/fuzz_%s' "$target"; done) >/dev/null
+
+for target; do
+    mkdir -p "$build/corpus/$target"
+    printf 'fuzz: %s for %s s\n' "$target" "$seconds"
+    UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+        "$build/tests/fuzz/fuzz_$target" -max_total_time="$seconds" -max_len=4096 -timeout=20 \
+        -rss_limit_mb=2048 -artifact_prefix="$build/$target-" -print_final_stats=1 \
+        "$build/corpus/$target" "tests/fuzz/corpus/$target" >"$build/$target.log" 2>&1 || {
+        tail -n 40 "$build/$target.log"
+        printf 'fuzz: %s found something\n' "$target"
+        exit 1
+    }
+    grep -E 'number_of_executed_units|new_units_added' "$build/$target.log" | sed 's/^stat::/  /'
+done
