@@ -76,11 +76,14 @@ qkv_row_state qkv_scale_softmax_f32_avx2(const float *scores, float *weights, in
     const __m256 s = _mm256_set1_ps(scale);
     const float max = row_max(scores, n, s, -FLT_MAX);
 
-    float sum = 0.0f;
+    /* In f64: after one block that is large, f32 would lose a part of each of
+     * the many small ones, which adds up. */
+    double total = 0.0;
     for (int64_t j = 0; j < n; j += QKV_KEY_BLOCK) {
         const int64_t block = n - j < QKV_KEY_BLOCK ? n - j : QKV_KEY_BLOCK;
-        sum += row_exp(scores + j, weights + j, block, s, max, false);
+        total += (double)row_exp(scores + j, weights + j, block, s, max, false);
     }
+    const float sum = (float)total;
     if (sum == 0.0f)
         return (qkv_row_state){.max = -INFINITY, .sum = 0.0f}; /* the weights are 0 already */
 

@@ -127,11 +127,14 @@ qkv_row_state qkv_scale_softmax_f32_neon(const float *scores, float *weights, in
 {
     const float max = scaled_max(scores, NULL, n, scale, -FLT_MAX, false);
 
-    float sum = 0.0f;
+    /* In f64: after one block that is large, f32 would lose a part of each of
+     * the many small ones, which adds up. */
+    double total = 0.0;
     for (int64_t i = 0; i < n; i += QKV_KEY_BLOCK) {
         const int64_t block = n - i < QKV_KEY_BLOCK ? n - i : QKV_KEY_BLOCK;
-        sum += weights_and_sum(scores + i, weights + i, block, scale, max, false);
+        total += (double)weights_and_sum(scores + i, weights + i, block, scale, max, false);
     }
+    const float sum = (float)total;
     if (sum == 0.0f)
         return (qkv_row_state){.max = -INFINITY, .sum = 0.0f}; /* the weights are 0 already */
 
