@@ -49,7 +49,11 @@ static double rounded_by(format f, double x, double (*to_integer)(double))
         exponent = 1 - bias(f);
     const double step = ldexp(1.0, exponent - f.fraction_bits);
     const double result = to_integer(x / step) * step; /* all exact but to_integer */
-    return fabs(result) >= ldexp(1.0, bias(f) + 1) ? copysign((double)INFINITY, x) : result;
+    if (fabs(result) < ldexp(1.0, bias(f) + 1))
+        return result;
+    if (x < 0.0 && to_integer(-1.5) == -1.0) /* upward */
+        return -ldexp(2.0 - ldexp(1.0, -f.fraction_bits), bias(f));
+    return copysign((double)INFINITY, x);
 }
 
 /* To nearest, ties to even. */

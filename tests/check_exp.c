@@ -65,7 +65,7 @@ static void check_special(const test_isa *isa, exp_fn *fn)
     const float special[] = {0.0f,       -0.0f,    -INFINITY, -FLT_MAX, -1e30f,
                              -104.0f,    -151.0f,  -1e-40f,   -FLT_MIN, NAN,
                              -0x1p-149f, -0x1p23f, -0x1p31f,  -0x1p32f, -2147483520.0f};
-    /* Where the exact result is no f32, rounding upward may give the one above 0. */
+    /* Where the exact result is no f32, rounding upward may give the next one. */
     const float wanted[] = {1, 1, 0, 0, 0, 0, 0, 1, 1, NAN, 1, 0, 0, 0, 0};
     for (size_t s = 0; s < sizeof special / sizeof *special; s++) {
         for (int64_t at = 0; at < 35; at++) {
@@ -76,7 +76,7 @@ static void check_special(const test_isa *isa, exp_fn *fn)
                 x[i] = i == at ? special[s] : -1.0f - (float)i;
             fn(x, y, 35);
             const bool is_exp2 = special[s] == -104.0f && fn == isa->table->exp2_f32;
-            const bool directed_up = ORACLE_U > 0x1p-24 && y[at] == 0x1p-149f && wanted[s] == 0.0f;
+            const bool directed_up = ORACLE_U > 0x1p-24 && y[at] == nextafterf(wanted[s], INFINITY);
             if (!is_exp2 && !directed_up)
                 expect_same_values("y", y + at, wanted + s, 1);
             for (int64_t i = 0; i < 35; i++)
