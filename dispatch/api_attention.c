@@ -26,12 +26,6 @@ static qkv_status check_sizes(qkv_attention_desc *d)
     return QKV_OK;
 }
 
-/* Fields that are described already but that no code serves yet. */
-static qkv_status check_unserved(const qkv_attention_desc *d)
-{
-    return d->key_scale.data || d->value_scale.data ? QKV_E_UNSUPPORTED : QKV_OK;
-}
-
 qkv_status qkv_check_scale(int32_t flags, float scale, int64_t head_dim, float *natural,
                            float *scale_log2)
 {
@@ -125,14 +119,22 @@ static qkv_status check_pages(const qkv_attention_desc *d, qkv_attention_problem
     return QKV_OK;
 }
 
-/* The keys' or the values' tensor. */
-static qkv_status check_cache(const qkv_attention_desc *d, const qkv_tensor *tensor, int64_t dim,
-                              qkv_view *view)
+/* The keys' or the values' tensor, with its scales. */
+static qkv_status check_cache(const qkv_attention_desc *d, const qkv_tensor *tensor,
+                              const qkv_tensor *scale_tensor, int64_t dim, qkv_view *view,
+                              qkv_view *scale)
 {
-    if (d->page_size)
-        return qkv_view_tensor(tensor, d->pages, d->kv_heads, d->page_size, dim, QKV_INPUT, view);
-    return qkv_view_tensor(tensor, d->kv_starts ? 1 : d->batch, d->kv_heads, d->kv_len, dim,
-                           QKV_INPUT, view);
+    const int64_t batch = d->page_size ? d->pages : d->kv_starts ? 1 : d->batch;
+    const int64_t rows = d->page_size ? d->page_size : d->kv_len;
+    const qkv_status status =
+        qkv_view_tensor(tensor, batch, d->kv_heads, rows, dim, QKV_CACHE, view);
+    if (status)
+        return status;
+    if (tensor->dtype != QKV_I8)
+        return scale_tensor->data ? QKV_E_FLAGS : QKV_OK;
+    if (scale_tensor->dtype != QKV_F32)
+        return QKV_E_DTYPE;
+    return qkv_view_tensor(scale_tensor, batch, d->kv_heads, rows, 1, QKV_INPUT, scale);
 }
 
 /* Windows, and what is done to logits: numbers first, then arrays. */
@@ -194,9 +196,10 @@ static qkv_status check_tensors(const qkv_attention_desc *d, qkv_attention_probl
     qkv_status status =
         qkv_view_tensor(&d->query, batch, d->q_heads, d->q_len, d->head_dim, QKV_INPUT, &p->query);
     if (!status)
-        status = check_cache(d, &d->key, d->head_dim, &p->key);
+        status = check_cache(d, &d->key, &d->key_scale, d->head_dim, &p->key, &p->key_scale);
     if (!status)
-        status = check_cache(d, &d->value, d->value_dim, &p->value);
+        status =
+            check_cache(d, &d->value, &d->value_scale, d->value_dim, &p->value, &p->value_scale);
     if (!status)
         status = qkv_view_tensor(&d->out, batch, d->q_heads, d->q_len, d->value_dim, QKV_OUTPUT,
                                  &p->out);
@@ -210,7 +213,7 @@ static qkv_status check_tensors(const qkv_attention_desc *d, qkv_attention_probl
     return status;
 }
 
-enum { INPUTS = 13, OUTPUTS = 4 };
+enum { INPUTS = 15, OUTPUTS = 4 };
 
 /* All memory that a problem reads, the query first, and all that it writes. */
 static void list_memory(const qkv_attention_problem *p, qkv_view inputs[INPUTS],
@@ -221,6 +224,8 @@ static void list_memory(const qkv_attention_problem *p, qkv_view inputs[INPUTS],
         p->query,
         p->key,
         p->value,
+        p->key_scale,
+        p->value_scale,
         qkv_view_bytes(p->q_starts, p->batch + 1, sizeof *p->q_starts),
         qkv_view_bytes(p->kv_starts, p->batch + 1, sizeof *p->kv_starts),
         qkv_view_bytes(p->kv_lens, p->batch, sizeof *p->kv_lens),
@@ -264,8 +269,6 @@ qkv_status qkv_check_attention(const qkv_attention_desc *desc, qkv_attention_pro
         qkv_copy_desc(&d, sizeof d, offsetof(qkv_attention_desc, lse) + sizeof d.lse, desc);
     if (!status)
         status = check_sizes(&d);
-    if (!status)
-        status = check_unserved(&d);
     if (status)
         return status;
 

@@ -24,18 +24,51 @@ bool qkv_view_empty(const qkv_view *v)
     return v->dim == 0 || v->count[0] == 0 || v->count[1] == 0 || v->count[2] == 0;
 }
 
+/* Elements that are stored together, the bytes they take, and the alignment. */
+typedef struct dtype_block {
+    int64_t elements, bytes, align;
+} dtype_block;
+
+static dtype_block block_of(int32_t dtype)
+{
+    switch (dtype) {
+    case QKV_F32:
+        return (dtype_block){1, 4, 4};
+    case QKV_F16:
+    case QKV_BF16:
+        return (dtype_block){1, 2, 2};
+    case QKV_Q8_0:
+        return (dtype_block){QKV_KV_BLOCK, QKV_Q8_0_BYTES, 1};
+    case QKV_Q4_0:
+        return (dtype_block){QKV_KV_BLOCK, QKV_Q4_0_BYTES, 1};
+    default: /* QKV_I8, QKV_F8_E4M3, QKV_F8_E5M2, QKV_BOOL */
+        return (dtype_block){1, 1, 1};
+    }
+}
+
+int64_t qkv_bytes(int32_t dtype, int64_t n)
+{
+    switch (dtype) { /* the common types first: this is on the way to every row */
+    case QKV_F32:
+        return n * 4;
+    case QKV_F16:
+    case QKV_BF16:
+        return n * 2;
+    default:
+        return n / block_of(dtype).elements * block_of(dtype).bytes;
+    }
+}
+
 int64_t qkv_element_size(int32_t dtype)
 {
-    if (dtype == QKV_BOOL)
-        return 1;
-    return dtype == QKV_F32 ? 4 : 2;
+    return block_of(dtype).bytes;
 }
 
 void *qkv_view_row(const qkv_view *v, int64_t batch, int64_t head, int64_t row)
 {
     const int64_t element = batch * v->stride[QKV_AXIS_BATCH] + head * v->stride[QKV_AXIS_HEAD] +
                             row * v->stride[QKV_AXIS_ROW];
-    return (char *)v->data + element * qkv_element_size(v->dtype);
+    return (char *)v->data + qkv_bytes(v->dtype, element);
 }
 
 /* Elements from the first to one past the last; false if it overflows. */
@@ -98,16 +131,19 @@ static qkv_status check_view(qkv_view *v, bool packed, qkv_access access)
         if (v->count[axis] == 1)
             v->stride[axis] = 0;
 
-    const int64_t element = qkv_element_size(v->dtype);
+    const dtype_block block = block_of(v->dtype);
+    for (int axis = 0; axis < QKV_AXES; axis++)
+        if (v->stride[axis] % block.elements != 0)
+            return QKV_E_STRIDE;
     int64_t span;
-    if (!view_span(v, &span) || span > PTRDIFF_MAX / element)
+    if (!view_span(v, &span) || span > PTRDIFF_MAX / block.bytes)
         return QKV_E_OVERFLOW;
     if (!v->data)
         return QKV_E_NULL;
     const uintptr_t address = (uintptr_t)v->data;
-    if (address % (uintptr_t)element != 0)
+    if (address % (uintptr_t)block.align != 0)
         return QKV_E_ALIGN;
-    if ((uintptr_t)(span * element) > UINTPTR_MAX - address)
+    if ((uintptr_t)qkv_bytes(v->dtype, span) > UINTPTR_MAX - address)
         return QKV_E_OVERFLOW;
     if (access == QKV_OUTPUT && !rows_are_apart(v))
         return QKV_E_STRIDE;
@@ -119,8 +155,10 @@ qkv_status qkv_view_tensor(const qkv_tensor *t, int64_t batch, int64_t heads, in
 {
     if (t->dtype < QKV_F32 || t->dtype > QKV_Q4_0)
         return QKV_E_DTYPE;
-    if (t->dtype > QKV_BF16)
+    if (t->dtype > QKV_BF16 && access != QKV_CACHE)
         return QKV_E_UNSUPPORTED;
+    if (dim % block_of(t->dtype).elements != 0)
+        return QKV_E_SHAPE;
     if (t->flags & ~QKV_TENSOR_STRIDED)
         return QKV_E_FLAGS;
 
@@ -247,11 +285,12 @@ bool qkv_views_same(const qkv_view *a, const qkv_view *b)
  */
 static int64_t extent_within(const qkv_view *v, int64_t period)
 {
-    const int64_t element = qkv_element_size(v->dtype);
-    int64_t extent = v->dim * element;
-    for (int axis = 0; axis < QKV_AXES; axis++)
-        if (v->stride[axis] * element % period != 0)
-            extent += (v->count[axis] - 1) * v->stride[axis] * element;
+    int64_t extent = qkv_bytes(v->dtype, v->dim);
+    for (int axis = 0; axis < QKV_AXES; axis++) {
+        const int64_t stride = qkv_bytes(v->dtype, v->stride[axis]);
+        if (stride % period != 0)
+            extent += (v->count[axis] - 1) * stride;
+    }
     return extent <= period ? extent : -1;
 }
 
@@ -273,19 +312,18 @@ bool qkv_views_overlap(const qkv_view *a, const qkv_view *b)
     if (qkv_view_empty(a) || qkv_view_empty(b))
         return false;
 
-    const int64_t element_a = qkv_element_size(a->dtype), element_b = qkv_element_size(b->dtype);
     int64_t span_a = 0, span_b = 0;
     if (!view_span(a, &span_a) || !view_span(b, &span_b))
         return true;
     const uintptr_t begin_a = (uintptr_t)a->data, begin_b = (uintptr_t)b->data;
-    if (begin_a + (uintptr_t)(span_a * element_a) <= begin_b ||
-        begin_b + (uintptr_t)(span_b * element_b) <= begin_a)
+    if (begin_a + (uintptr_t)qkv_bytes(a->dtype, span_a) <= begin_b ||
+        begin_b + (uintptr_t)qkv_bytes(b->dtype, span_b) <= begin_a)
         return false;
 
     for (int axis = 0; axis < QKV_AXES; axis++) {
-        if (a->stride[axis] > 0 && apart_within(a, b, a->stride[axis] * element_a))
+        if (a->stride[axis] > 0 && apart_within(a, b, qkv_bytes(a->dtype, a->stride[axis])))
             return false;
-        if (b->stride[axis] > 0 && apart_within(a, b, b->stride[axis] * element_b))
+        if (b->stride[axis] > 0 && apart_within(a, b, qkv_bytes(b->dtype, b->stride[axis])))
             return false;
     }
     return true;

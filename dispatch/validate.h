@@ -17,7 +17,7 @@ enum { QKV_AXIS_BATCH, QKV_AXIS_HEAD, QKV_AXIS_ROW, QKV_AXES };
  */
 typedef struct qkv_view {
     void *data;
-    int32_t dtype; /* QKV_F32, QKV_F16 or QKV_BF16 */
+    int32_t dtype; /* QKV_F32, QKV_F16 or QKV_BF16; keys and values also others */
     int64_t count[QKV_AXES];
     int64_t stride[QKV_AXES]; /* 0 along an axis of size 1 */
     int64_t dim;              /* elements of a row */
@@ -32,7 +32,8 @@ typedef struct qkv_mask_view {
     int64_t bytes; /* from the first byte to one past the last */
 } qkv_mask_view;
 
-typedef enum qkv_access { QKV_INPUT, QKV_OUTPUT } qkv_access;
+/* QKV_CACHE: an input of keys or values, which may have any type but masks'. */
+typedef enum qkv_access { QKV_INPUT, QKV_OUTPUT, QKV_CACHE } qkv_access;
 
 /* Checks a tensor of batch x heads x rows rows of 'dim' elements, none of
  * which is negative, and fills in 'view'. */
@@ -55,8 +56,11 @@ bool qkv_aligned(const void *data, size_t element);
 
 bool qkv_view_empty(const qkv_view *view);
 
-/* Bytes of an element. */
+/* Bytes of an element of a type without blocks; those of QKV_BIT are not counted so. */
 int64_t qkv_element_size(int32_t dtype);
+
+/* Bytes of n elements; n is a multiple of the type's block. */
+int64_t qkv_bytes(int32_t dtype, int64_t n);
 
 /* The address of a row. */
 void *qkv_view_row(const qkv_view *view, int64_t batch, int64_t head, int64_t row);

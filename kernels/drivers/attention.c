@@ -71,9 +71,9 @@ void *qkv_row_of(const qkv_view *view, const qkv_attention_problem *p, qkv_row_r
 void qkv_rows_of(const qkv_view *view, const qkv_attention_problem *p, qkv_row_run run,
                  int64_t first, int64_t count, void **rows)
 {
-    const int64_t element = qkv_element_size(view->dtype);
-    const int64_t next_head = view->stride[QKV_AXIS_HEAD] * element;
-    const int64_t next_row = view->stride[QKV_AXIS_ROW] * element - (p->group - 1) * next_head;
+    const int64_t next_head = qkv_bytes(view->dtype, view->stride[QKV_AXIS_HEAD]);
+    const int64_t next_row =
+        qkv_bytes(view->dtype, view->stride[QKV_AXIS_ROW]) - (p->group - 1) * next_head;
     int64_t head = (run.first + first) % p->group;
     for (int64_t i = 0; i < count; i++) {
         if (i == 0) {
@@ -87,14 +87,41 @@ void qkv_rows_of(const qkv_view *view, const qkv_attention_problem *p, qkv_row_r
     }
 }
 
+/* One row of a cache to f32; 'scale' is of QKV_I8. */
+static void widen_cached(const qkv_kernels *k, int32_t dtype, const void *row, const float *scale,
+                         float *wide, int64_t n)
+{
+    switch (dtype) {
+    case QKV_F32:
+        memcpy(wide, row, (size_t)n * sizeof *wide);
+        break;
+    case QKV_F16:
+        k->widen_f16(row, wide, n);
+        break;
+    case QKV_BF16:
+        k->widen_bf16(row, wide, n);
+        break;
+    case QKV_Q8_0:
+        k->widen_q8_0(row, scale, wide, n);
+        break;
+    case QKV_I8:
+        k->widen_i8(row, scale, wide, n);
+        break;
+    case QKV_F8_E4M3:
+        k->widen_f8_e4m3(row, scale, wide, n);
+        break;
+    case QKV_F8_E5M2:
+        k->widen_f8_e5m2(row, scale, wide, n);
+        break;
+    default:
+        k->widen_q4_0(row, scale, wide, n);
+        break;
+    }
+}
+
 void qkv_widen_row(const qkv_kernels *k, int32_t dtype, const void *row, float *wide, int64_t n)
 {
-    if (dtype == QKV_F32)
-        memcpy(wide, row, (size_t)n * sizeof *wide);
-    else if (dtype == QKV_F16)
-        k->widen_f16(row, wide, n);
-    else
-        k->widen_bf16(row, wide, n);
+    widen_cached(k, dtype, row, NULL, wide, n);
 }
 
 void qkv_narrow_row(const qkv_kernels *k, int32_t dtype, const float *wide, void *row, int64_t n)
@@ -110,42 +137,149 @@ bool qkv_is_staged(const qkv_attention_problem *p)
     return p->narrow || p->page_table;
 }
 
-/* A run of keys or values, which lie one after the other from 'data' on. */
-typedef struct row_piece {
-    const void *data;
-    int64_t count;
-} row_piece;
-
-static row_piece piece_at(const qkv_attention_problem *p, const qkv_view *view,
-                          const qkv_sequence *s, int64_t kv_head, int64_t first, int64_t count)
+static qkv_kv_piece piece_at(const qkv_attention_problem *p, const qkv_view *view,
+                             const qkv_view *scale, const qkv_sequence *s, int64_t kv_head,
+                             int64_t first, int64_t most)
 {
-    if (!s->pages)
-        return (row_piece){qkv_view_row(view, s->kv_batch, kv_head, s->kv_first + first), count};
-    const int64_t row = first & ((INT64_C(1) << p->page_shift) - 1);
-    const int64_t rest = (INT64_C(1) << p->page_shift) - row;
-    return (row_piece){qkv_view_row(view, s->pages[first >> p->page_shift], kv_head, row),
-                       rest < count ? rest : count};
+    int64_t batch = s->kv_batch, row = s->kv_first + first;
+    if (s->pages) {
+        const int64_t page_size = INT64_C(1) << p->page_shift;
+        batch = s->pages[first >> p->page_shift];
+        row = first & (page_size - 1);
+        most = page_size - row < most ? page_size - row : most;
+    }
+    qkv_kv_piece piece = {.data = qkv_view_row(view, batch, kv_head, row),
+                          .stride_bytes = qkv_bytes(view->dtype, view->stride[QKV_AXIS_ROW]),
+                          .count = most};
+    if (scale->data) {
+        piece.scales = qkv_view_row(scale, batch, kv_head, row);
+        piece.scales_stride = scale->stride[QKV_AXIS_ROW];
+    }
+    return piece;
+}
+
+qkv_kv_piece qkv_key_piece(const qkv_attention_problem *p, const qkv_sequence *s, int64_t kv_head,
+                           int64_t first, int64_t most)
+{
+    return piece_at(p, &p->key, &p->key_scale, s, kv_head, first, most);
+}
+
+qkv_kv_piece qkv_value_piece(const qkv_attention_problem *p, const qkv_sequence *s, int64_t kv_head,
+                             int64_t first, int64_t most)
+{
+    return piece_at(p, &p->value, &p->value_scale, s, kv_head, first, most);
 }
 
 qkv_f32_rows qkv_fetch_rows(const qkv_attention_problem *p, const qkv_kernels *k,
                             const qkv_view *view, const qkv_sequence *s, int64_t kv_head,
                             int64_t first, int64_t count, float *stage)
 {
-    const int64_t stride = view->stride[QKV_AXIS_ROW];
-    row_piece piece = piece_at(p, view, s, kv_head, first, count);
+    const qkv_view *scale = view == &p->key ? &p->key_scale : &p->value_scale;
+    qkv_kv_piece piece = piece_at(p, view, scale, s, kv_head, first, count);
     if (view->dtype == QKV_F32 && piece.count == count)
-        return (qkv_f32_rows){piece.data, stride};
+        return (qkv_f32_rows){piece.data, view->stride[QKV_AXIS_ROW]};
 
     float *wide = stage;
     for (int64_t done = 0; done < count; done += piece.count) {
-        piece = piece_at(p, view, s, kv_head, first + done, count - done);
+        piece = piece_at(p, view, scale, s, kv_head, first + done, count - done);
         const char *row = piece.data;
-        for (int64_t i = 0; i < piece.count; i++, wide += view->dim) {
-            qkv_widen_row(k, view->dtype, row, wide, view->dim);
-            row += stride * qkv_element_size(view->dtype);
-        }
+        for (int64_t i = 0; i < piece.count; i++, row += piece.stride_bytes, wide += view->dim)
+            widen_cached(k, view->dtype, row,
+                         piece.scales ? piece.scales + i * piece.scales_stride : NULL, wide,
+                         view->dim);
     }
     return (qkv_f32_rows){stage, view->dim};
+}
+
+static void dot_f32(const qkv_kernels *k, const qkv_dot_kv_args *a)
+{
+    k->dot_f32(&(qkv_dot_args){.queries = a->queries,
+                               .keys = a->keys,
+                               .scores = a->scores,
+                               .queries_stride = a->queries_stride,
+                               .keys_stride = a->keys_stride / (int64_t)sizeof(float),
+                               .scores_stride = a->scores_stride,
+                               .rows = a->rows,
+                               .kv_len = a->kv_len,
+                               .head_dim = a->head_dim,
+                               .accumulate = a->accumulate});
+}
+
+void qkv_dot_typed(const qkv_kernels *k, int32_t dtype, const qkv_dot_kv_args *args)
+{
+    switch (dtype) {
+    case QKV_F32:
+        dot_f32(k, args);
+        break;
+    case QKV_F16:
+        k->dot_f16(args);
+        break;
+    case QKV_BF16:
+        k->dot_bf16(args);
+        break;
+    case QKV_Q8_0:
+        k->dot_q8_0(args);
+        break;
+    case QKV_I8:
+        k->dot_i8(args);
+        break;
+    case QKV_F8_E4M3:
+        k->dot_f8_e4m3(args);
+        break;
+    case QKV_F8_E5M2:
+        k->dot_f8_e5m2(args);
+        break;
+    default:
+        k->dot_q4_0(args);
+        break;
+    }
+}
+
+static void weighted_sum_f32(const qkv_kernels *k, const qkv_weighted_sum_kv_args *a)
+{
+    k->weighted_sum_f32(
+        &(qkv_weighted_sum_args){.weights = a->weights,
+                                 .values = a->values,
+                                 .out = a->out,
+                                 .rescale = a->rescale,
+                                 .weights_stride = a->weights_stride,
+                                 .values_stride = a->values_stride / (int64_t)sizeof(float),
+                                 .out_stride = a->out_stride,
+                                 .rows = a->rows,
+                                 .kv_len = a->kv_len,
+                                 .value_dim = a->value_dim,
+                                 .skip_zero = a->skip_zero});
+}
+
+void qkv_weighted_sum_typed(const qkv_kernels *k, int32_t dtype,
+                            const qkv_weighted_sum_kv_args *args)
+{
+    switch (dtype) {
+    case QKV_F32:
+        weighted_sum_f32(k, args);
+        break;
+    case QKV_F16:
+        k->weighted_sum_f16(args);
+        break;
+    case QKV_BF16:
+        k->weighted_sum_bf16(args);
+        break;
+    case QKV_Q8_0:
+        k->weighted_sum_q8_0(args);
+        break;
+    case QKV_I8:
+        k->weighted_sum_i8(args);
+        break;
+    case QKV_F8_E4M3:
+        k->weighted_sum_f8_e4m3(args);
+        break;
+    case QKV_F8_E5M2:
+        k->weighted_sum_f8_e5m2(args);
+        break;
+    default:
+        k->weighted_sum_q4_0(args);
+        break;
+    }
 }
 
 float qkv_lse_of(float max_log2, float sum)
@@ -204,13 +338,35 @@ static bool tile_fits(const qkv_attention_problem *p, const qkv_kernels *k)
  * so that one buffer serves every call with these head sizes. */
 static size_t worker_bytes(const qkv_attention_problem *p, const qkv_kernels *k, bool tiles)
 {
-    int64_t floats = qkv_rows_scratch(p);
+    int64_t floats = qkv_rows_scratch(p, !tiles);
     if (tiles) {
         const int64_t most = qkv_tiles_scratch(p, k, task_tiles(p, k) * k->tile_rows);
         if (most > floats)
             floats = most;
     }
     return (size_t)floats * sizeof(float);
+}
+
+int64_t qkv_pass_rows(bool general)
+{
+    return general ? QKV_ROWS_MAX : QKV_PASS_ROWS;
+}
+
+/* Cuts the keys into parts of as many blocks, no more than QKV_PARTS_MAX. */
+static void cut_keys(qkv_cut *cut, int64_t kv_len)
+{
+    const int64_t blocks = (kv_len + QKV_KEY_BLOCK - 1) / QKV_KEY_BLOCK;
+    const int64_t each = (blocks + QKV_PARTS_MAX - 1) / QKV_PARTS_MAX;
+    if (blocks < 2)
+        return;
+    cut->part_keys = each * QKV_KEY_BLOCK;
+    cut->parts = (blocks + each - 1) / each;
+}
+
+qkv_range qkv_part_keys(const qkv_cut *cut, const qkv_sequence *s, int64_t part)
+{
+    const int64_t begin = part * cut->part_keys, rest = s->kv_len - begin;
+    return (qkv_range){begin, rest < cut->part_keys ? s->kv_len : begin + cut->part_keys};
 }
 
 qkv_cut qkv_cut_sequence(const qkv_attention_problem *p, const qkv_attention_plan *plan,
@@ -228,6 +384,10 @@ qkv_cut qkv_cut_sequence(const qkv_attention_problem *p, const qkv_attention_pla
         cut.run_rows = tile_task_rows(p, k, cut.rows);
     }
     cut.runs = (cut.rows + cut.run_rows - 1) / cut.run_rows;
+    cut.parts = 1;
+    cut.part_keys = s->kv_len;
+    if (!plan->general && cut.route == QKV_ROUTE_ROW && cut.rows <= QKV_PASS_ROWS)
+        cut_keys(&cut, s->kv_len);
     return cut;
 }
 
@@ -269,7 +429,7 @@ static void run_task(const qkv_attention_problem *p, const qkv_attention_plan *p
     if (cut->route == QKV_ROUTE_TILE)
         qkv_run_tiles(p, plan, run, scratch);
     else
-        qkv_run_rows(p, plan, run, scratch);
+        qkv_run_rows(p, plan, run, cut, scratch);
 }
 
 void qkv_run_attention_task(const qkv_attention_problem *p, const qkv_attention_plan *plan,

@@ -22,7 +22,8 @@ typedef struct qkv_attention_problem {
     const int64_t *q_starts, *kv_starts, *kv_lens, *q_offsets;
     const int32_t *page_table; /* NULL: keys and values are not in pages */
     int64_t page_table_stride;
-    int32_t page_shift; /* log2(page_size) */
+    int32_t page_shift;              /* log2(page_size) */
+    qkv_view key_scale, value_scale; /* data NULL but for QKV_I8: one f32 a row */
     bool causal;
     bool narrow;      /* some tensor is not f32 */
     bool invariant;   /* no bit may depend on q_len */
@@ -66,7 +67,16 @@ typedef struct qkv_cut {
     qkv_route route;
     int64_t rows;           /* group * q_len */
     int64_t run_rows, runs; /* of a run, which is what a driver takes at once */
+    /* Parts of the keys, each with sums of its own, joined in their order. How
+     * many depends on kv_len (and on which driver it is), so that bits do not
+     * depend on who takes which part. */
+    int64_t part_keys, parts;
 } qkv_cut;
+
+enum {
+    QKV_PASS_ROWS = 16, /* most rows that go through the keys together, in the row driver */
+    QKV_PARTS_MAX = 64
+};
 
 /* What is decided for all sequences of a problem. */
 typedef struct qkv_attention_plan {
@@ -86,6 +96,9 @@ typedef struct qkv_range {
     int64_t begin, end;
 } qkv_range;
 
+/* The keys of one part. */
+qkv_range qkv_part_keys(const qkv_cut *cut, const qkv_sequence *sequence, int64_t part);
+
 /* One task of the plan, with a worker's scratch memory. */
 void qkv_run_attention_task(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                             int64_t task, void *scratch);
@@ -100,18 +113,50 @@ typedef struct qkv_row_run {
     int64_t kv_head, first, count;
 } qkv_row_run;
 
+/* The rows of a run against all keys. */
 void qkv_run_tiles(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                    qkv_row_run run, float *scratch);
 void qkv_run_rows(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
-                  qkv_row_run run, float *scratch);
+                  qkv_row_run run, const qkv_cut *cut, float *scratch);
+
+/* What one part of the keys gives a run's rows, not normalised: [row][value_dim]
+ * and [row]. */
+typedef struct qkv_partial {
+    float *out;
+    qkv_row_state *states;
+} qkv_partial;
+
+/* A run of at most QKV_PASS_ROWS rows against one part of the keys; and the
+ * parts joined and stored, which uses them up. */
+void qkv_run_row_part(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
+                      qkv_row_run run, const qkv_cut *cut, int64_t part, qkv_partial to,
+                      float *scratch);
+void qkv_join_row_parts(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
+                        qkv_row_run run, const qkv_partial *parts, int64_t n_parts, float *scratch);
+
+/* Rows that the row driver takes together: fewer where a row is very large. */
+int64_t qkv_pass_rows(bool general);
 
 /* Floats of scratch memory that a run needs. */
 int64_t qkv_tiles_scratch(const qkv_attention_problem *problem, const qkv_kernels *kernels,
                           int64_t run_rows);
-int64_t qkv_rows_scratch(const qkv_attention_problem *problem);
+int64_t qkv_rows_scratch(const qkv_attention_problem *problem, bool general);
+
+/* Keys or values of a sequence that lie one after the other: 'count' of them,
+ * from the one asked for on. */
+typedef struct qkv_kv_piece {
+    const void *data;
+    const float *scales; /* NULL but for QKV_I8 */
+    int64_t stride_bytes, scales_stride;
+    int64_t count;
+} qkv_kv_piece;
+qkv_kv_piece qkv_key_piece(const qkv_attention_problem *problem, const qkv_sequence *sequence,
+                           int64_t kv_head, int64_t first, int64_t most);
+qkv_kv_piece qkv_value_piece(const qkv_attention_problem *problem, const qkv_sequence *sequence,
+                             int64_t kv_head, int64_t first, int64_t most);
 
 /*
- * 'count' consecutive keys or values of a sequence as f32: where they lie, or
+ * 'count' consecutive rows of 'view', the problem's key or value, as f32: where they lie, or
  * gathered into 'stage', which has room for count * dim floats.
  */
 typedef struct qkv_f32_rows {
@@ -122,7 +167,7 @@ qkv_f32_rows qkv_fetch_rows(const qkv_attention_problem *problem, const qkv_kern
                             const qkv_view *view, const qkv_sequence *sequence, int64_t kv_head,
                             int64_t first, int64_t count, float *stage);
 
-/* Does a driver need a stage: for other types than f32, or for pages? */
+/* Does the tile driver need a stage: for other types than f32, or for pages? */
 bool qkv_is_staged(const qkv_attention_problem *problem);
 
 /* One row of 'n' elements of a type, to f32 and from f32. */
@@ -130,6 +175,11 @@ void qkv_widen_row(const qkv_kernels *kernels, int32_t dtype, const void *row, f
                    int64_t n);
 void qkv_narrow_row(const qkv_kernels *kernels, int32_t dtype, const float *wide, void *row,
                     int64_t n);
+
+/* The kernels of a type. */
+void qkv_dot_typed(const qkv_kernels *kernels, int32_t dtype, const qkv_dot_kv_args *args);
+void qkv_weighted_sum_typed(const qkv_kernels *kernels, int32_t dtype,
+                            const qkv_weighted_sum_kv_args *args);
 
 /* Rounds a number of floats up to the alignment of scratch memory. */
 int64_t qkv_align_floats(int64_t n);

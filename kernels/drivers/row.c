@@ -1,23 +1,32 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The row driver: few query rows against many keys (decoding), and head
- * sizes that no tile holds. All query heads of a group that stand at one
- * position go through each block of keys together:
+ * sizes that no tile holds. All query heads of a group, and the queries of a
+ * few positions, go through each block of keys together, so that keys and
+ * values are read once for all of them:
  *
- *     for each block of keys that the position sees
- *         logits = query . key        (dot)
- *         logits become exponentials  (softmax_step)
- *         out    = out * r + exponentials . values   (weighted_sum)
+ *     for each part of the keys
+ *         for each block of keys that some row sees
+ *             logits = query . key        (dot; masks and the like: adjust.h)
+ *             logits become exponentials  (softmax_step)
+ *             out    = out * r + exponentials . values   (weighted_sum)
+ *         join the part to those before it
+ *
+ * Keys and values are read where they lie, in whatever type; only a block of
+ * values that is spread over pages is copied together first, so that its sum
+ * is made in the same order.
  */
 #include "adjust.h"
 #include "attention.h"
 #include "visibility.h"
 
 #include <float.h>
+#include <math.h>
+#include <string.h>
 
-/* Keys of a block: fewer where rows are long, so that a block to be converted
- * or gathered needs a small stage. Whether it must be does not count: bits do
- * not depend on pages. */
+/* Keys of a block: fewer where rows are long, so that a block of gathered
+ * values needs little memory. Whether they are gathered does not count: bits
+ * do not depend on pages. */
 static int64_t block_keys(const qkv_attention_problem *p)
 {
     enum { STAGE_FLOATS = 1 << 16, FEWEST = 8 };
@@ -29,118 +38,319 @@ static int64_t block_keys(const qkv_attention_problem *p)
 
 /* The parts of a worker's scratch memory. */
 typedef struct row_scratch {
-    float *logits;  /* [rows][QKV_KEY_BLOCK] */
-    float *out;     /* [rows][value_dim] */
-    float *query;   /* [rows][head_dim], where the queries are not f32 */
-    float *stage;   /* a block of keys or values on its way to f32 */
-    float *bias;    /* as 'logits', where there is a mask or a tree */
+    float *logits;  /* [QKV_ROWS_MAX][QKV_KEY_BLOCK] */
+    float *bias;    /* likewise: -inf where a row does not see a key */
+    float *out;     /* [pass][value_dim]: of all parts up to here */
+    float *part;    /* [pass][value_dim]: of one part */
+    float *query;   /* [pass][head_dim], where the queries are not used in place */
+    float *stage;   /* a block of values, in their own type */
+    float *scales;  /* and their scales */
+    float *value;   /* [value_dim] */
     float *weights; /* for qkv_store_weights() */
 } row_scratch;
 
 /* Lays out the parts from 'base' on; returns the floats used. */
-static int64_t lay_out(row_scratch *s, float *base, const qkv_attention_problem *p)
+static int64_t lay_out(row_scratch *s, float *base, const qkv_attention_problem *p, bool general)
 {
-    const int64_t widest = p->head_dim > p->value_dim ? p->head_dim : p->value_dim;
+    const int64_t pass = qkv_pass_rows(general);
     const int64_t sizes[] = {
         QKV_ROWS_MAX * QKV_KEY_BLOCK,
-        QKV_ROWS_MAX * p->value_dim,
-        p->narrow ? QKV_ROWS_MAX * p->head_dim : 0,
-        qkv_is_staged(p) ? block_keys(p) * widest : 0,
-        qkv_has_bias(p) ? QKV_ROWS_MAX * QKV_KEY_BLOCK : 0,
+        QKV_ROWS_MAX * QKV_KEY_BLOCK,
+        pass * p->value_dim,
+        general ? 0 : pass * p->value_dim,
+        pass * p->head_dim,
+        p->page_table ? block_keys(p) * p->value_dim : 0,
+        p->page_table ? block_keys(p) : 0,
+        p->value_dim,
         qkv_weights_scratch(p),
     };
-    float **parts[] = {&s->logits, &s->out, &s->query, &s->stage, &s->bias, &s->weights};
+    float **parts[] = {&s->logits, &s->bias,   &s->out,   &s->part,   &s->query,
+                       &s->stage,  &s->scales, &s->value, &s->weights};
 
     return qkv_lay_out(base, sizes, parts, sizeof sizes / sizeof *sizes);
 }
 
-int64_t qkv_rows_scratch(const qkv_attention_problem *p)
+int64_t qkv_rows_scratch(const qkv_attention_problem *p, bool general)
 {
     row_scratch unused;
-    return lay_out(&unused, NULL, p);
+    return lay_out(&unused, NULL, p, general);
 }
 
-/* Up to QKV_ROWS_MAX query heads at one position. */
-typedef struct head_rows {
-    const float *query;
-    int64_t stride, count;
-} head_rows;
+/* Keys that rows see: each its own range, and what holds all of them. */
+typedef struct row_ranges {
+    qkv_range row[QKV_PASS_ROWS];
+    qkv_range all;
+} row_ranges;
 
-static void row_logits(const qkv_attention_problem *p, const qkv_kernels *k, head_rows rows,
-                       qkv_f32_rows keys, int64_t kv_len, float *logits)
+/* Rows of a run that go through the keys together. */
+typedef struct row_pass {
+    qkv_row_run run; /* these rows alone */
+    const float *query;
+    int64_t query_stride;
+    row_ranges sinks, sees; /* see qkv_sink_keys() */
+} row_pass;
+
+/* Some rows of a pass against one block of keys, as the kernels take them. */
+typedef struct row_block {
+    int64_t row, rows; /* of the pass */
+    const row_ranges *ranges;
+    qkv_range keys;
+} row_block;
+
+static void add_range(row_ranges *ranges, int64_t row, qkv_range range)
 {
-    for (int64_t d = 0; d < p->head_dim; d += QKV_DOT_BLOCK) {
-        const int64_t rest = p->head_dim - d;
-        k->dot_f32(&(qkv_dot_args){.queries = rows.query + d,
-                                   .keys = keys.data + d,
-                                   .scores = logits,
-                                   .queries_stride = rows.stride,
-                                   .keys_stride = keys.stride,
+    ranges->row[row] = range;
+    if (row == 0 || range.begin < ranges->all.begin)
+        ranges->all.begin = range.begin;
+    if (row == 0 || range.end > ranges->all.end)
+        ranges->all.end = range.end;
+}
+
+static row_pass pass_at(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                        int64_t first, int64_t count, float *wide)
+{
+    row_pass pass = {.run = {run.sequence, run.kv_head, run.first + first, count},
+                     .query = wide,
+                     .query_stride = p->head_dim};
+    const bool one_position = pass.run.first / p->group == (pass.run.first + count - 1) / p->group;
+    if (p->query.dtype == QKV_F32 && one_position) {
+        pass.query = qkv_row_of(&p->query, p, pass.run, 0);
+        pass.query_stride = p->query.stride[QKV_AXIS_HEAD];
+    } else {
+        for (int64_t i = 0; i < count; i++)
+            qkv_widen_row(k, p->query.dtype, qkv_row_of(&p->query, p, pass.run, i),
+                          wide + i * p->head_dim, p->head_dim);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const qkv_range sees = qkv_visible_keys(p, run.sequence, (pass.run.first + i) / p->group);
+        add_range(&pass.sees, i, sees);
+        add_range(&pass.sinks, i, (qkv_range){0, qkv_sink_keys(p, run.sequence, sees)});
+    }
+    return pass;
+}
+
+static void block_logits(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
+                         row_block block, float *logits)
+{
+    qkv_kv_piece piece;
+    for (int64_t j = block.keys.begin; j < block.keys.end; j += piece.count) {
+        piece = qkv_key_piece(p, pass->run.sequence, pass->run.kv_head, j, block.keys.end - j);
+        for (int64_t d = 0; d < p->head_dim; d += QKV_DOT_BLOCK) {
+            const int64_t rest = p->head_dim - d;
+            qkv_dot_typed(
+                k, p->key.dtype,
+                &(qkv_dot_kv_args){.queries = pass->query + block.row * pass->query_stride + d,
+                                   .keys = (const char *)piece.data + qkv_bytes(p->key.dtype, d),
+                                   .key_scales = piece.scales,
+                                   .scores = logits + (j - block.keys.begin),
+                                   .queries_stride = pass->query_stride,
+                                   .keys_stride = piece.stride_bytes,
+                                   .key_scales_stride = piece.scales_stride,
                                    .scores_stride = QKV_KEY_BLOCK,
-                                   .rows = rows.count,
-                                   .kv_len = kv_len,
+                                   .rows = block.rows,
+                                   .kv_len = piece.count,
                                    .head_dim = rest < QKV_DOT_BLOCK ? rest : QKV_DOT_BLOCK,
                                    .accumulate = d > 0});
+        }
     }
 }
 
-/* The biases of the rows against a block; false if they hide all of it. */
-static bool row_biases(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                       int64_t row, int64_t count, qkv_range block, float *bias)
+/* Values of a block that lie in several pieces, copied together. */
+static qkv_kv_piece gather_values(const qkv_attention_problem *p, const row_pass *pass,
+                                  qkv_range keys, const row_scratch *s)
+{
+    const size_t row_bytes = (size_t)qkv_bytes(p->value.dtype, p->value_dim);
+    char *to = (char *)s->stage;
+    qkv_kv_piece piece = {.data = NULL};
+    for (int64_t j = keys.begin; j < keys.end; j += piece.count) {
+        piece = qkv_value_piece(p, pass->run.sequence, pass->run.kv_head, j, keys.end - j);
+        const char *from = piece.data;
+        for (int64_t i = 0; i < piece.count; i++, to += row_bytes, from += piece.stride_bytes) {
+            memcpy(to, from, row_bytes);
+            if (piece.scales)
+                s->scales[j - keys.begin + i] = piece.scales[i * piece.scales_stride];
+        }
+    }
+    return (qkv_kv_piece){.data = s->stage,
+                          .stride_bytes = (int64_t)row_bytes,
+                          .scales = piece.scales ? s->scales : NULL,
+                          .scales_stride = 1,
+                          .count = keys.end - keys.begin};
+}
+
+static void block_values(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
+                         row_block block, const float *rescale, bool skip_zero, float *out,
+                         const row_scratch *s)
+{
+    const int64_t kv_len = block.keys.end - block.keys.begin;
+    qkv_kv_piece values =
+        qkv_value_piece(p, pass->run.sequence, pass->run.kv_head, block.keys.begin, kv_len);
+    if (values.count < kv_len)
+        values = gather_values(p, pass, block.keys, s);
+    qkv_weighted_sum_typed(k, p->value.dtype,
+                           &(qkv_weighted_sum_kv_args){.weights = s->logits,
+                                                       .values = values.data,
+                                                       .value_scales = values.scales,
+                                                       .out = out + block.row * p->value_dim,
+                                                       .rescale = rescale,
+                                                       .weights_stride = QKV_KEY_BLOCK,
+                                                       .values_stride = values.stride_bytes,
+                                                       .value_scales_stride = values.scales_stride,
+                                                       .out_stride = p->value_dim,
+                                                       .rows = block.rows,
+                                                       .kv_len = kv_len,
+                                                       .value_dim = p->value_dim,
+                                                       .skip_zero = skip_zero});
+}
+
+static qkv_range clip(qkv_range range, qkv_range block)
+{
+    const qkv_range both = {range.begin > block.begin ? range.begin : block.begin,
+                            range.end < block.end ? range.end : block.end};
+    return both.begin < both.end ? both : (qkv_range){block.begin, block.begin};
+}
+
+static void fill(float *x, int64_t n, float value)
+{
+    for (int64_t j = 0; j < n; j++)
+        x[j] = value;
+}
+
+/* A row's biases for the keys of a block, of which it sees 'sees' by position;
+ * false if it sees none of them. */
+static bool row_bias(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_place place,
+                     qkv_range block, qkv_range sees, float *bias)
+{
+    float *seen = bias + (sees.begin - block.begin);
+    const int64_t n = sees.end - sees.begin;
+    fill(bias, sees.begin - block.begin, -INFINITY);
+    fill(seen + n, block.end - sees.end, -INFINITY);
+    if (qkv_has_bias(p) && n > 0)
+        return qkv_bias_row(p, k, place, sees.begin, n, seen);
+    fill(seen, n, 0.0f);
+    return n > 0;
+}
+
+/* The biases of a block's rows, where some row does not see all of it or there
+ * is a mask; false if no row sees anything of it. */
+static bool block_biases(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
+                         row_block block, float *bias)
 {
     bool any = false;
-    for (int64_t i = 0; i < count; i++)
-        any |= qkv_bias_row(p, k, qkv_place_of(p, run, row + i), block.begin,
-                            block.end - block.begin, bias + i * QKV_KEY_BLOCK);
+    for (int64_t i = 0; i < block.rows; i++)
+        any |=
+            row_bias(p, k, qkv_place_of(p, pass->run, block.row + i), block.keys,
+                     clip(block.ranges->row[block.row + i], block.keys), bias + i * QKV_KEY_BLOCK);
     return any;
 }
 
-/* Values that are not finite, of keys with a weight of 0 that rows do see. */
-static void odd_values(const qkv_attention_problem *p, int64_t count, int64_t kv_len,
-                       qkv_f32_rows values, const row_scratch *s)
+/* Does some row see less than the whole block by position? */
+static bool is_partial(row_block block)
 {
-    for (int64_t i = 0; i < count; i++)
-        qkv_add_odd_values(s->logits + i * QKV_KEY_BLOCK, s->bias + i * QKV_KEY_BLOCK, values.data,
-                           values.stride, kv_len, p->value_dim, s->out + i * p->value_dim);
+    for (int64_t i = block.row; i < block.row + block.rows; i++)
+        if (block.ranges->row[i].begin > block.keys.begin ||
+            block.ranges->row[i].end < block.keys.end)
+            return true;
+    return false;
 }
 
-/* The rows against the keys of one block, all of which they see by position. */
-static void row_block(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                      int64_t row, head_rows rows, qkv_range block, qkv_row_state *states,
-                      const row_scratch *s)
+/* A row's logits of a block become exponentials, 0 where it does not see. */
+static float row_softmax(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_place place,
+                         qkv_range block, qkv_range sees, const float *bias, float *logits,
+                         qkv_row_state *state)
 {
-    const int64_t kv_len = block.end - block.begin;
-    const bool biased = qkv_has_bias(p);
-    if (biased && !row_biases(p, k, run, row, rows.count, block, s->bias))
+    const int64_t first = sees.begin - block.begin, n = sees.end - sees.begin;
+    fill(logits, first, 0.0f);
+    fill(logits + first + n, block.end - sees.end, 0.0f);
+    if (n == 0)
+        return 1.0f;
+    if (p->adjusted)
+        qkv_adjust_row(p, k, place, sees.begin, n, bias ? bias + first : NULL, logits + first);
+    return k->softmax_step_f32(logits + first, n, p->adjusted ? 1.0f : p->scale_log2, state);
+}
+
+/* The values that are not finite of keys that a row sees with a weight of 0:
+ * the sum has passed over all weights of 0. */
+static void odd_values(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
+                       row_block block, float *out, const row_scratch *s)
+{
+    const int64_t kv_len = block.keys.end - block.keys.begin;
+    for (int64_t i = 0; i < block.rows; i++) {
+        const float *weights = s->logits + i * QKV_KEY_BLOCK, *bias = s->bias + i * QKV_KEY_BLOCK;
+        for (int64_t j = 0; j < kv_len; j++) {
+            if (weights[j] != 0.0f || bias[j] == -INFINITY)
+                continue;
+            const qkv_f32_rows value =
+                qkv_fetch_rows(p, k, &p->value, pass->run.sequence, pass->run.kv_head,
+                               block.keys.begin + j, 1, s->value);
+            qkv_add_odd_values(weights + j, bias + j, value.data, value.stride, 1, p->value_dim,
+                               out + (block.row + i) * p->value_dim);
+        }
+    }
+}
+
+static void run_block(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
+                      row_block block, qkv_row_state *states, float *out, const row_scratch *s)
+{
+    const bool partial = is_partial(block), careful = partial || qkv_has_bias(p);
+    if (careful && !block_biases(p, k, pass, block, s->bias))
         return;
-    row_logits(
-        p, k, rows,
-        qkv_fetch_rows(p, k, &p->key, run.sequence, run.kv_head, block.begin, kv_len, s->stage),
-        kv_len, s->logits);
-    for (int64_t i = 0; p->adjusted && i < rows.count; i++)
-        qkv_adjust_row(p, k, qkv_place_of(p, run, row + i), block.begin, kv_len,
-                       biased ? s->bias + i * QKV_KEY_BLOCK : NULL, s->logits + i * QKV_KEY_BLOCK);
+    block_logits(p, k, pass, block, s->logits);
 
     float rescale[QKV_ROWS_MAX];
-    for (int64_t i = 0; i < rows.count; i++)
-        rescale[i] = k->softmax_step_f32(s->logits + i * QKV_KEY_BLOCK, kv_len,
-                                         p->adjusted ? 1.0f : p->scale_log2, &states[i]);
+    for (int64_t i = 0; i < block.rows; i++)
+        rescale[i] = row_softmax(p, k, qkv_place_of(p, pass->run, block.row + i), block.keys,
+                                 clip(block.ranges->row[block.row + i], block.keys),
+                                 qkv_has_bias(p) ? s->bias + i * QKV_KEY_BLOCK : NULL,
+                                 s->logits + i * QKV_KEY_BLOCK, &states[block.row + i]);
+    block_values(p, k, pass, block, rescale, careful, out, s);
+    if (careful)
+        odd_values(p, k, pass, block, out, s);
+}
 
-    const qkv_f32_rows values =
-        qkv_fetch_rows(p, k, &p->value, run.sequence, run.kv_head, block.begin, kv_len, s->stage);
-    k->weighted_sum_f32(&(qkv_weighted_sum_args){.weights = s->logits,
-                                                 .values = values.data,
-                                                 .out = s->out,
-                                                 .rescale = rescale,
-                                                 .weights_stride = QKV_KEY_BLOCK,
-                                                 .values_stride = values.stride,
-                                                 .out_stride = p->value_dim,
-                                                 .rows = rows.count,
-                                                 .kv_len = kv_len,
-                                                 .value_dim = p->value_dim,
-                                                 .skip_zero = biased});
-    if (biased)
-        odd_values(p, rows.count, kv_len, values, s);
+/* A pass against those keys of a part that lie within its ranges. Blocks are
+ * counted from the part's first key, whatever is seen of it. */
+static void run_ranges(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
+                       const row_ranges *ranges, qkv_range part, qkv_row_state *states, float *out,
+                       const row_scratch *s)
+{
+    const int64_t step = block_keys(p);
+    const qkv_range all = clip(ranges->all, part);
+    for (int64_t j = part.begin + (all.begin - part.begin) / step * step; j < all.end; j += step)
+        for (int64_t row = 0; row < pass->run.count; row += QKV_ROWS_MAX) {
+            const int64_t rest = pass->run.count - row;
+            const row_block block = {.row = row,
+                                     .rows = rest < QKV_ROWS_MAX ? rest : QKV_ROWS_MAX,
+                                     .ranges = ranges,
+                                     .keys = {j, all.end - j < step ? all.end : j + step}};
+            run_block(p, k, pass, block, states, out, s);
+        }
+}
+
+/* A pass against one part of the keys: its sums to 'out' and 'states', not
+ * normalised. The first part has the sinks. */
+static void run_part(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
+                     qkv_range part, qkv_row_state *states, float *out, const row_scratch *s)
+{
+    for (int64_t i = 0; i < pass->run.count; i++)
+        states[i] = part.begin == 0 ? qkv_first_state(p, qkv_place_of(p, pass->run, i).head)
+                                    : (qkv_row_state){.max = -FLT_MAX, .sum = 0.0f};
+    memset(out, 0, (size_t)(pass->run.count * p->value_dim) * sizeof *out);
+    run_ranges(p, k, pass, &pass->sinks, part, states, out, s);
+    run_ranges(p, k, pass, &pass->sees, part, states, out, s);
+}
+
+/* Joins a part's sums of a row to those of the parts before it. */
+static void join(const qkv_kernels *k, qkv_row_state *state, float *out, qkv_row_state part_state,
+                 const float *part, int64_t n)
+{
+    const float max = state->max > part_state.max ? state->max : part_state.max;
+    float factors[2] = {state->max - max, part_state.max - max};
+    k->exp2_f32(factors, factors, 2);
+    state->max = max;
+    state->sum = state->sum * factors[0] + part_state.sum * factors[1];
+    for (int64_t d = 0; d < n; d++)
+        out[d] = out[d] * factors[0] + part[d] * factors[1];
 }
 
 /* Normalises a row's sums and stores them; 'sums' is used up. */
@@ -160,63 +370,68 @@ static void store_row(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
         qkv_narrow_row(k, p->out.dtype, quotients, out, p->value_dim);
 }
 
-/* The queries of 'count' heads of the group from 'row' of the run on. */
-static head_rows queries_at(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                            int64_t row, int64_t count, float *wide)
+/* All parts of the keys one after the other. */
+static void run_pass(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
+                     const qkv_cut *cut, const row_scratch *s)
 {
-    if (p->query.dtype == QKV_F32)
-        return (head_rows){.query = qkv_row_of(&p->query, p, run, row),
-                           .stride = p->query.stride[QKV_AXIS_HEAD],
-                           .count = count};
-    for (int64_t i = 0; i < count; i++)
-        qkv_widen_row(k, p->query.dtype, qkv_row_of(&p->query, p, run, row + i),
-                      wide + i * p->head_dim, p->head_dim);
-    return (head_rows){.query = wide, .stride = p->head_dim, .count = count};
-}
-
-/* The rows against some keys, block by block. */
-static void row_range(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                      int64_t row, head_rows rows, qkv_range range, qkv_row_state *states,
-                      const row_scratch *s)
-{
-    const int64_t step = block_keys(p);
-    for (int64_t j = range.begin; j < range.end; j += step) {
-        const int64_t end = range.end - j < step ? range.end : j + step;
-        row_block(p, k, run, row, rows, (qkv_range){j, end}, states, s);
+    qkv_row_state states[QKV_PASS_ROWS], part[QKV_PASS_ROWS];
+    run_part(p, k, pass, qkv_part_keys(cut, pass->run.sequence, 0), states, s->out, s);
+    for (int64_t i = 1; i < cut->parts; i++) {
+        run_part(p, k, pass, qkv_part_keys(cut, pass->run.sequence, i), part, s->part, s);
+        for (int64_t row = 0; row < pass->run.count; row++)
+            join(k, &states[row], s->out + row * p->value_dim, part[row],
+                 s->part + row * p->value_dim, p->value_dim);
     }
+    for (int64_t row = 0; row < pass->run.count; row++)
+        store_row(p, k, pass->run, row, states[row], s->out + row * p->value_dim, s->weights);
 }
 
-/* 'count' rows from 'row' of the run on, all at the same position. */
-static void run_position(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                         int64_t row, int64_t count, const row_scratch *s)
+/* How many rows from 'row' of the run on go together. Where no bit may depend
+ * on how many queries there are, those of one position. */
+static int64_t pass_length(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                           qkv_row_run run, int64_t row)
 {
-    const head_rows rows = queries_at(p, k, run, row, count, s->query);
-    qkv_row_state states[QKV_ROWS_MAX];
-    for (int64_t i = 0; i < count; i++)
-        states[i] = qkv_first_state(p, qkv_place_of(p, run, row + i).head);
-    for (int64_t d = 0; d < count * p->value_dim; d++)
-        s->out[d] = 0.0f;
-
-    const qkv_range sees = qkv_visible_keys(p, run.sequence, (run.first + row) / p->group);
-    row_range(p, k, run, row, rows, (qkv_range){0, qkv_sink_keys(p, run.sequence, sees)}, states,
-              s);
-    row_range(p, k, run, row, rows, sees, states, s);
-
-    for (int64_t i = 0; i < count; i++)
-        store_row(p, k, run, row + i, states[i], s->out + i * p->value_dim, s->weights);
+    int64_t most = qkv_pass_rows(plan->general);
+    const int64_t position = p->group - (run.first + row) % p->group;
+    if (p->invariant && position < most)
+        most = position;
+    return run.count - row < most ? run.count - row : most;
 }
 
 void qkv_run_rows(const qkv_attention_problem *p, const qkv_attention_plan *plan, qkv_row_run run,
-                  float *scratch)
+                  const qkv_cut *cut, float *scratch)
 {
     row_scratch s;
-    lay_out(&s, scratch, p);
+    lay_out(&s, scratch, p, plan->general);
     for (int64_t row = 0; row < run.count;) {
-        /* As many heads of the group as stand at this position still. */
-        int64_t count = p->group - (run.first + row) % p->group;
-        if (count > QKV_ROWS_MAX)
-            count = QKV_ROWS_MAX;
-        run_position(p, plan->kernels, run, row, count, &s);
+        const int64_t count = pass_length(p, plan, run, row);
+        const row_pass pass = pass_at(p, plan->kernels, run, row, count, s.query);
+        run_pass(p, plan->kernels, &pass, cut, &s);
         row += count;
+    }
+}
+
+void qkv_run_row_part(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                      qkv_row_run run, const qkv_cut *cut, int64_t part, qkv_partial to,
+                      float *scratch)
+{
+    row_scratch s;
+    lay_out(&s, scratch, p, plan->general);
+    const row_pass pass = pass_at(p, plan->kernels, run, 0, run.count, s.query);
+    run_part(p, plan->kernels, &pass, qkv_part_keys(cut, run.sequence, part), to.states, to.out,
+             &s);
+}
+
+void qkv_join_row_parts(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                        qkv_row_run run, const qkv_partial *parts, int64_t n_parts, float *scratch)
+{
+    row_scratch s;
+    lay_out(&s, scratch, p, plan->general);
+    for (int64_t row = 0; row < run.count; row++) {
+        float *out = parts[0].out + row * p->value_dim;
+        for (int64_t i = 1; i < n_parts; i++)
+            join(plan->kernels, &parts[0].states[row], out, parts[i].states[row],
+                 parts[i].out + row * p->value_dim, p->value_dim);
+        store_row(p, plan->kernels, run, row, parts[0].states[row], out, s.weights);
     }
 }
