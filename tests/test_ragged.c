@@ -21,6 +21,8 @@ enum {
     SLOT_KV_LENS,
     SLOT_Q_OFFSETS,
     SLOT_PAGES,
+    SLOT_K_SCALES,
+    SLOT_V_SCALES,
     SLOT_ALONE_OUT,
     SLOT_ALONE_LSE
 };
@@ -32,9 +34,9 @@ typedef enum cache { CACHE_PADDED, CACHE_STARTS, CACHE_PAGES, CACHES } cache;
 
 typedef struct sequence {
     int64_t q_len, kv_len, q_first, kv_first, offset;
-    float *q, *k, *v;      /* packed [heads][len][dim], with numbers that the types hold */
-    qkv_tensor key, value; /* the same in the cache's types */
-    qkv_tensor query;
+    float *q, *k, *v;             /* packed [heads][len][dim], with numbers that the types hold */
+    qkv_tensor query, key, value; /* the same in their types */
+    qkv_tensor key_scale, value_scale; /* of QKV_I8 */
 } sequence;
 
 typedef struct ragged {
@@ -50,31 +52,79 @@ typedef struct ragged {
     float *out, *lse;
 } ragged;
 
-static size_t type_size(int32_t dtype)
+static bool is_blocks(int32_t dtype)
 {
-    return dtype == QKV_F32 ? 4 : 2;
+    return dtype == QKV_Q8_0 || dtype == QKV_Q4_0;
 }
 
-static void store(int32_t dtype, const float *x, void *y, int64_t n)
+static size_t type_bytes(int32_t dtype, int64_t n)
 {
-    const qkv_kernels *scalar = qkv_kernels_of(QKV_ISA_scalar);
-    if (dtype == QKV_F32)
+    switch (dtype) {
+    case QKV_F32:
+        return (size_t)n * 4;
+    case QKV_F16:
+    case QKV_BF16:
+        return (size_t)n * 2;
+    case QKV_Q8_0:
+        return (size_t)n / 32 * 34;
+    case QKV_Q4_0:
+        return (size_t)n / 32 * 18;
+    default:
+        return (size_t)n;
+    }
+}
+
+/* One row of f32 to a type, and back to the numbers that the type holds. */
+static void round_row(int32_t dtype, float *x, void *y, float *scale, int64_t n)
+{
+    const qkv_kernels *k = qkv_kernels_of(QKV_ISA_scalar);
+    switch (dtype) {
+    case QKV_F32:
         memcpy(y, x, (size_t)n * sizeof *x);
-    else
-        (dtype == QKV_F16 ? scalar->narrow_f16 : scalar->narrow_bf16)(x, y, n);
+        break;
+    case QKV_F16:
+        k->narrow_f16(x, y, n);
+        k->widen_f16(y, x, n);
+        break;
+    case QKV_BF16:
+        k->narrow_bf16(x, y, n);
+        k->widen_bf16(y, x, n);
+        break;
+    case QKV_Q8_0:
+        k->narrow_q8_0(x, y, scale, n);
+        k->widen_q8_0(y, scale, x, n);
+        break;
+    case QKV_I8:
+        k->narrow_i8(x, y, scale, n);
+        k->widen_i8(y, scale, x, n);
+        break;
+    case QKV_F8_E4M3:
+        k->narrow_f8_e4m3(x, y, scale, n);
+        k->widen_f8_e4m3(y, scale, x, n);
+        break;
+    case QKV_F8_E5M2:
+        k->narrow_f8_e5m2(x, y, scale, n);
+        k->widen_f8_e5m2(y, scale, x, n);
+        break;
+    default:
+        k->narrow_q4_0(x, y, scale, n);
+        k->widen_q4_0(y, scale, x, n);
+        break;
+    }
 }
 
 /* Random numbers that the type holds exactly, and their copy in that type. */
-static float *make_rows(rng *r, int32_t dtype, int64_t rows, int64_t dim, qkv_tensor *typed)
+static float *make_rows(rng *r, int32_t dtype, int64_t rows, int64_t dim, qkv_tensor *typed,
+                        qkv_tensor *scales)
 {
     float *x = malloc((size_t)(rows * dim + 1) * sizeof *x);
-    void *y = malloc((size_t)(rows * dim + 1) * type_size(dtype));
+    char *y = malloc(type_bytes(dtype, rows * dim) + 1);
+    float *scale = malloc((size_t)(rows + 1) * sizeof *scale);
     fill_normal(r, x, rows * dim, 1.0f);
-    store(dtype, x, y, rows * dim);
-    const qkv_kernels *scalar = qkv_kernels_of(QKV_ISA_scalar);
-    if (dtype != QKV_F32)
-        (dtype == QKV_F16 ? scalar->widen_f16 : scalar->widen_bf16)(y, x, rows * dim);
+    for (int64_t i = 0; i < rows; i++)
+        round_row(dtype, x + i * dim, y + type_bytes(dtype, i * dim), scale + i, dim);
     *typed = (qkv_tensor){.data = y, .dtype = dtype};
+    *scales = (qkv_tensor){.data = scale};
     return x;
 }
 
@@ -82,10 +132,9 @@ static float *make_rows(rng *r, int32_t dtype, int64_t rows, int64_t dim, qkv_te
 static void place_row(const qkv_tensor *t, int64_t b, int64_t h, int64_t row,
                       const qkv_tensor *from, int64_t from_row, int64_t dim)
 {
-    const size_t size = type_size(t->dtype);
     const int64_t at = b * t->stride_batch + h * t->stride_head + row * t->stride_row;
-    memcpy((char *)t->data + (size_t)at * size,
-           (char *)from->data + (size_t)(from_row * dim) * size, (size_t)dim * size);
+    memcpy((char *)t->data + type_bytes(t->dtype, at),
+           (char *)from->data + type_bytes(t->dtype, from_row * dim), type_bytes(t->dtype, dim));
 }
 
 /* A tensor of nothing but NaN, with gaps between its rows, flush at its end. */
@@ -93,12 +142,14 @@ static qkv_tensor make_tensor(int slot, int32_t dtype, int64_t batch, int64_t he
                               int64_t dim, int64_t gap)
 {
     qkv_tensor t = {.dtype = dtype, .flags = QKV_TENSOR_STRIDED};
+    if (is_blocks(dtype))
+        gap *= 32;
     t.stride_row = dim + gap;
     t.stride_head = rows * t.stride_row;
     t.stride_batch = heads * t.stride_head;
     const int64_t n = batch * heads * rows > 0 ? batch * t.stride_batch - gap : 0;
-    t.data = guarded_bytes(slot, (size_t)n * type_size(dtype), PLACE_AT_END);
-    memset(t.data, 0xff, (size_t)n * type_size(dtype));
+    t.data = guarded_bytes(slot, type_bytes(dtype, n), PLACE_AT_END);
+    memset(t.data, 0xff, type_bytes(dtype, n));
     return t;
 }
 
@@ -150,6 +201,17 @@ static void choose_pages(ragged *g, rng *r)
     free(order);
 }
 
+static void share_rows(int32_t dtype, float *x, const qkv_tensor *typed, const qkv_tensor *scales,
+                       int64_t to, const float *from, const qkv_tensor *from_typed,
+                       const qkv_tensor *from_scales, int64_t at, int64_t rows, int64_t dim)
+{
+    memcpy(x + to * dim, from + at * dim, (size_t)(rows * dim) * sizeof *x);
+    memcpy((char *)typed->data + type_bytes(dtype, to * dim),
+           (char *)from_typed->data + type_bytes(dtype, at * dim), type_bytes(dtype, rows * dim));
+    memcpy((float *)scales->data + to, (float *)from_scales->data + at,
+           (size_t)rows * sizeof(float));
+}
+
 static void share_pages(ragged *g, int64_t b)
 {
     const sequence *first = &g->s[0];
@@ -159,14 +221,10 @@ static void share_pages(ragged *g, int64_t b)
     memcpy(g->table + b * g->table_stride, g->table, (size_t)shared * sizeof *g->table);
     for (int64_t h = 0; h < g->kv_heads; h++) {
         const int64_t to = h * s->kv_len, from = h * first->kv_len;
-        memcpy(s->k + to * g->dim, first->k + from * g->dim, (size_t)(rows * g->dim) * 4);
-        memcpy(s->v + to * g->value_dim, first->v + from * g->value_dim,
-               (size_t)(rows * g->value_dim) * 4);
-        store(g->k_type, s->k + to * g->dim,
-              (char *)s->key.data + (size_t)(to * g->dim) * type_size(g->k_type), rows * g->dim);
-        store(g->v_type, s->v + to * g->value_dim,
-              (char *)s->value.data + (size_t)(to * g->value_dim) * type_size(g->v_type),
-              rows * g->value_dim);
+        share_rows(g->k_type, s->k, &s->key, &s->key_scale, to, first->k, &first->key,
+                   &first->key_scale, from, rows, g->dim);
+        share_rows(g->v_type, s->v, &s->value, &s->value_scale, to, first->v, &first->value,
+                   &first->value_scale, from, rows, g->value_dim);
     }
 }
 
@@ -192,9 +250,12 @@ static void make_sequences(ragged *g, rng *r)
 {
     for (int64_t b = 0; b < g->batch; b++) {
         sequence *s = &g->s[b];
-        s->q = make_rows(r, g->q_type, g->q_heads * s->q_len, g->dim, &s->query);
-        s->k = make_rows(r, g->k_type, g->kv_heads * s->kv_len, g->dim, &s->key);
-        s->v = make_rows(r, g->v_type, g->kv_heads * s->kv_len, g->value_dim, &s->value);
+        qkv_tensor unused;
+        s->q = make_rows(r, g->q_type, g->q_heads * s->q_len, g->dim, &s->query, &unused);
+        s->k = make_rows(r, g->k_type, g->kv_heads * s->kv_len, g->dim, &s->key, &s->key_scale);
+        s->v = make_rows(r, g->v_type, g->kv_heads * s->kv_len, g->value_dim, &s->value,
+                         &s->value_scale);
+        free(unused.data);
         if (g->how == CACHE_PAGES && b > 0 && rng_int(r, 0, 1))
             share_pages(g, b);
     }
@@ -209,6 +270,10 @@ static void make_tensors(ragged *g, rng *r)
     d->query = make_tensor(SLOT_Q, g->q_type, q_batch, g->q_heads, g->q_rows, g->dim, gap);
     d->key = make_tensor(SLOT_K, g->k_type, batch, g->kv_heads, rows, g->dim, gap);
     d->value = make_tensor(SLOT_V, g->v_type, batch, g->kv_heads, rows, g->value_dim, gap);
+    if (g->k_type == QKV_I8)
+        d->key_scale = make_tensor(SLOT_K_SCALES, QKV_F32, batch, g->kv_heads, rows, 1, gap);
+    if (g->v_type == QKV_I8)
+        d->value_scale = make_tensor(SLOT_V_SCALES, QKV_F32, batch, g->kv_heads, rows, 1, gap);
     g->out = guarded(SLOT_OUT, q_batch * g->q_heads * g->q_rows * g->value_dim, PLACE_AT_END);
     g->lse = guarded(SLOT_LSE, q_batch * g->q_heads * g->q_rows, PLACE_AT_END);
     d->out = (qkv_tensor){.data = g->out};
@@ -221,6 +286,10 @@ static void make_tensors(ragged *g, rng *r)
                           h * s->q_len + i, g->dim);
         place_cache(g, &d->key, b, &s->key, g->dim);
         place_cache(g, &d->value, b, &s->value, g->value_dim);
+        if (d->key_scale.data)
+            place_cache(g, &d->key_scale, b, &s->key_scale, 1);
+        if (d->value_scale.data)
+            place_cache(g, &d->value_scale, b, &s->value_scale, 1);
     }
 }
 
@@ -265,10 +334,14 @@ static ragged ragged_make(rng *r, int64_t kv_most, int64_t dim_most)
                 .how = (cache)rng_int(r, 0, CACHES - 1),
                 .page_size = INT64_C(8) << rng_int(r, 0, 5),
                 .q_type = rng_int(r, 0, 1) ? QKV_F32 : (int32_t)rng_int(r, QKV_F32, QKV_BF16),
-                .k_type = (int32_t)rng_int(r, QKV_F32, QKV_BF16),
-                .v_type = (int32_t)rng_int(r, QKV_F32, QKV_BF16)};
+                .k_type = (int32_t)rng_int(r, QKV_F32, QKV_Q4_0),
+                .v_type = (int32_t)rng_int(r, QKV_F32, QKV_Q4_0)};
     g.q_heads = g.kv_heads * groups[rng_int(r, 0, 4)];
     g.value_dim = rng_int(r, 0, 2) ? g.dim : rng_int(r, 1, dim_most);
+    if (is_blocks(g.k_type))
+        g.dim = (g.dim + 31) / 32 * 32;
+    if (is_blocks(g.v_type))
+        g.value_dim = (g.value_dim + 31) / 32 * 32;
     choose_lengths(&g, r, kv_most);
     if (g.how == CACHE_PAGES)
         choose_pages(&g, r);
@@ -298,7 +371,14 @@ static void ragged_free(ragged *g)
 {
     for (int64_t b = 0; b < g->batch; b++) {
         sequence *s = &g->s[b];
-        void *all[] = {s->q, s->k, s->v, s->query.data, s->key.data, s->value.data};
+        void *all[] = {s->q,
+                       s->k,
+                       s->v,
+                       s->query.data,
+                       s->key.data,
+                       s->value.data,
+                       s->key_scale.data,
+                       s->value_scale.data};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             free(all[i]);
     }
@@ -370,6 +450,10 @@ static void expect_alone(const ragged *g, int64_t b)
     d.query = s->query;
     d.key = s->key;
     d.value = s->value;
+    if (g->k_type == QKV_I8)
+        d.key_scale = s->key_scale;
+    if (g->v_type == QKV_I8)
+        d.value_scale = s->value_scale;
     d.out = (qkv_tensor){.data = out};
     d.lse = (qkv_tensor){.data = lse};
     size_t bytes = 0;
