@@ -3,12 +3,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "../kernels/drivers/schedule.h"
 #include "api.h"
 
 /* Replaces defaults and checks the plain numbers of a descriptor. */
 static qkv_status check_sizes(qkv_attention_desc *d)
 {
-    if (d->flags & ~(QKV_CAUSAL | QKV_SCALE_SET | QKV_WINDOW | QKV_INVARIANT))
+    if (d->flags & ~(QKV_CAUSAL | QKV_SCALE_SET | QKV_WINDOW | QKV_INVARIANT | QKV_SPLIT))
         return QKV_E_FLAGS;
     if (d->batch < 0 || d->q_heads < 0 || d->kv_heads < 0 || d->q_len < 0 || d->kv_len < 0 ||
         d->head_dim < 1 || d->value_dim < 0)
@@ -262,11 +263,23 @@ static qkv_status check_overlap(const qkv_attention_problem *p)
     return QKV_OK;
 }
 
+static qkv_status copy_desc(qkv_attention_desc *copy, const qkv_attention_desc *desc)
+{
+    return qkv_copy_desc(copy, sizeof *copy, offsetof(qkv_attention_desc, lse) + sizeof copy->lse,
+                         desc);
+}
+
+/* As qkv_needs_schedule(), of a descriptor that need not be checked yet. */
+static bool has_schedule(const qkv_attention_desc *d)
+{
+    return d->flags & QKV_SPLIT || d->page_size != 0 || d->q_starts || d->kv_starts || d->kv_lens ||
+           d->q_offsets;
+}
+
 qkv_status qkv_check_attention(const qkv_attention_desc *desc, qkv_attention_problem *p)
 {
     qkv_attention_desc d;
-    qkv_status status =
-        qkv_copy_desc(&d, sizeof d, offsetof(qkv_attention_desc, lse) + sizeof d.lse, desc);
+    qkv_status status = copy_desc(&d, desc);
     if (!status)
         status = check_sizes(&d);
     if (status)
@@ -281,7 +294,8 @@ qkv_status qkv_check_attention(const qkv_attention_desc *desc, qkv_attention_pro
                                  .head_dim = d.head_dim,
                                  .value_dim = d.value_dim,
                                  .causal = (d.flags & QKV_CAUSAL) != 0,
-                                 .invariant = (d.flags & QKV_INVARIANT) != 0};
+                                 .invariant = (d.flags & QKV_INVARIANT) != 0,
+                                 .split = (d.flags & QKV_SPLIT) != 0};
     status = qkv_check_scale(d.flags, d.scale, d.head_dim, &p->scale, &p->scale_log2);
     if (!status)
         status = check_page_sizes(&d);
@@ -324,7 +338,7 @@ qkv_status qkv_attention_supports(const qkv_attention_desc *desc, qkv_attention_
     support->isa = plan.kernels->name;
     support->route = "row";
     support->path = QKV_PATH_NONE;
-    for (int64_t b = 0; b < p.batch && plan.tasks > 0; b++) {
+    for (int64_t b = 0; b < p.batch && !nothing_to_write(&p); b++) {
         const qkv_sequence s = qkv_sequence_at(&p, b);
         const qkv_cut cut = qkv_cut_sequence(&p, &plan, &s);
         if (cut.rows == 0 || s.kv_len == 0)
@@ -338,21 +352,36 @@ qkv_status qkv_attention_supports(const qkv_attention_desc *desc, qkv_attention_
     return QKV_OK;
 }
 
+/* Scratch memory that all workers share, in front of theirs. */
+static qkv_status shared_bytes(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                               size_t *bytes)
+{
+    *bytes = 0;
+    if (nothing_to_write(p) || !qkv_needs_schedule(p) || qkv_schedule_bytes(p, plan, bytes))
+        return QKV_OK;
+    return QKV_E_OVERFLOW;
+}
+
 qkv_status qkv_attention_scratch_size(const qkv_attention_desc *desc, int64_t workers,
                                       size_t *bytes)
 {
     qkv_attention_problem p;
-    const qkv_status status = qkv_check_attention(desc, &p);
+    qkv_status status = qkv_check_attention(desc, &p);
     if (status)
         return status;
     if (!bytes)
         return QKV_E_NULL;
     if (workers < 1)
         return QKV_E_INDEX;
-    const size_t one = plan_of(&p).worker_bytes;
-    if (one > 0 && (uint64_t)workers > PTRDIFF_MAX / one)
+    const qkv_attention_plan plan = plan_of(&p);
+    size_t shared;
+    status = shared_bytes(&p, &plan, &shared);
+    if (status)
+        return status;
+    if (plan.worker_bytes > 0 &&
+        (uint64_t)workers > ((size_t)PTRDIFF_MAX - shared) / plan.worker_bytes)
         return QKV_E_OVERFLOW;
-    *bytes = one * (size_t)workers;
+    *bytes = shared + plan.worker_bytes * (size_t)workers;
     return QKV_OK;
 }
 
@@ -380,7 +409,7 @@ qkv_status qkv_attention(const qkv_attention_desc *desc, void *scratch, size_t s
     if (status)
         return status;
 
-    if (plan.tasks > 0)
+    if (!nothing_to_write(&p))
         qkv_run_attention(&p, &plan, scratch);
     return QKV_OK;
 }
@@ -393,26 +422,104 @@ qkv_status qkv_attention_task_count(const qkv_attention_desc *desc, int64_t *cou
         return status;
     if (!count)
         return QKV_E_NULL;
-    *count = plan_of(&p).tasks;
+    const qkv_attention_plan plan = plan_of(&p);
+    if (nothing_to_write(&p))
+        *count = 0;
+    else if (qkv_needs_schedule(&p))
+        *count = qkv_schedule_tasks(&p, &plan);
+    else
+        *count = qkv_attention_tasks(&p, &plan);
+    return QKV_OK;
+}
+
+qkv_status qkv_attention_begin(const qkv_attention_desc *desc, void *scratch, size_t scratch_size)
+{
+    qkv_attention_desc copy;
+    qkv_attention_problem p;
+    qkv_status status = qkv_check_attention(desc, &p);
+    if (status)
+        return status;
+    const qkv_attention_plan plan = plan_of(&p);
+    size_t shared;
+    status = shared_bytes(&p, &plan, &shared);
+    if (!status)
+        status = check_attention_scratch(&p, scratch, scratch_size, shared);
+    if (status || shared == 0)
+        return status;
+    copy_desc(&copy, desc);
+    qkv_schedule_begin(scratch, &copy, &p, &plan);
+    return QKV_OK;
+}
+
+/* The part of 'worker' begins 'shared' bytes from the start of scratch memory. */
+static qkv_status worker_end(const qkv_attention_plan *plan, size_t shared, int64_t worker,
+                             size_t *end)
+{
+    if (worker < 0 || (uint64_t)worker >= ((size_t)PTRDIFF_MAX - shared) / plan->worker_bytes)
+        return QKV_E_INDEX;
+    *end = shared + plan->worker_bytes * ((size_t)worker + 1);
+    return QKV_OK;
+}
+
+/* A task of a problem without a schedule: the descriptor is checked again. */
+static qkv_status run_plain_task(const qkv_attention_problem *p, int64_t task, int64_t worker,
+                                 void *scratch, size_t scratch_size)
+{
+    const qkv_attention_plan plan = plan_of(p);
+    size_t end;
+    if (nothing_to_write(p) || task < 0 || task >= qkv_attention_tasks(p, &plan))
+        return QKV_E_INDEX;
+    qkv_status status = worker_end(&plan, 0, worker, &end);
+    if (!status)
+        status = check_attention_scratch(p, scratch, scratch_size, end);
+    if (status)
+        return status;
+    qkv_run_attention_task(p, &plan, task, (char *)scratch + end - plan.worker_bytes);
+    return QKV_OK;
+}
+
+/* The schedule that qkv_attention_begin() wrote for a descriptor; NULL if there is none. */
+static qkv_schedule *find_schedule(const qkv_attention_desc *desc, void *scratch,
+                                   size_t scratch_size)
+{
+    qkv_schedule *schedule = scratch;
+    if (!scratch || scratch_size < sizeof *schedule ||
+        (uintptr_t)scratch % QKV_SCRATCH_ALIGN != 0 ||
+        memcmp(&schedule->desc, desc, sizeof *desc) != 0)
+        return NULL;
+    return schedule;
+}
+
+/* A task of a problem that qkv_attention_begin() has checked. */
+static qkv_status run_scheduled_task(qkv_schedule *schedule, int64_t task, int64_t worker,
+                                     size_t scratch_size)
+{
+    size_t end;
+    if (task < 0 || task >= schedule->n_tasks)
+        return QKV_E_INDEX;
+    const qkv_status status = worker_end(&schedule->plan, (size_t)schedule->bytes, worker, &end);
+    if (status)
+        return status;
+    if (scratch_size < end)
+        return QKV_E_SCRATCH;
+    qkv_schedule_run(schedule, task, (char *)schedule + end - schedule->plan.worker_bytes);
     return QKV_OK;
 }
 
 qkv_status qkv_attention_run_task(const qkv_attention_desc *desc, int64_t task, int64_t worker,
                                   void *scratch, size_t scratch_size)
 {
+    qkv_attention_desc copy;
+    qkv_status status = copy_desc(&copy, desc);
+    if (status)
+        return status;
+    const bool scheduled = has_schedule(&copy);
+    qkv_schedule *schedule = scheduled ? find_schedule(&copy, scratch, scratch_size) : NULL;
+    if (schedule)
+        return run_scheduled_task(schedule, task, worker, scratch_size);
     qkv_attention_problem p;
-    qkv_status status = qkv_check_attention(desc, &p);
+    status = qkv_check_attention(desc, &p);
     if (status)
         return status;
-    const qkv_attention_plan plan = plan_of(&p);
-    if (task < 0 || task >= plan.tasks || worker < 0 ||
-        (uint64_t)worker >= PTRDIFF_MAX / plan.worker_bytes)
-        return QKV_E_INDEX;
-    status = check_attention_scratch(&p, scratch, scratch_size,
-                                     plan.worker_bytes * ((size_t)worker + 1));
-    if (status)
-        return status;
-
-    qkv_run_attention_task(&p, &plan, task, (char *)scratch + plan.worker_bytes * (size_t)worker);
-    return QKV_OK;
+    return scheduled ? QKV_E_SCRATCH : run_plain_task(&p, task, worker, scratch, scratch_size);
 }

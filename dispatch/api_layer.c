@@ -378,8 +378,7 @@ static void run_sequence(const layer_problem *p, int64_t batch, char *scratch)
     project_to(p, WQ, &input, &a.query, work);
     project_to(p, WK, &input, &a.key, work);
     project_to(p, WV, &input, &a.value, work);
-    for (int64_t task = 0; task < p->plan.tasks; task++)
-        qkv_run_attention_task(&a, &p->plan, task, work);
+    qkv_run_attention(&a, &p->plan, work);
     if (p->has_wo) {
         qkv_view joined = a.out;
         joined.dim *= a.q_heads;

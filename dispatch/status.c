@@ -34,6 +34,8 @@ const char *qkv_strerror(qkv_status status)
         return "a task, worker, list index or page is out of range";
     case QKV_E_UNSUPPORTED:
         return "not offered by this version";
+    case QKV_E_SYSTEM:
+        return "the system has no memory or no thread left";
     default:
         return "unknown status";
     }

@@ -504,6 +504,42 @@ static void ragged_run(const ragged *g)
     guards_intact();
 }
 
+/* The same by tasks in any order, with and without the keys cut into parts. */
+static void expect_tasks(ragged *g, rng *r, int64_t workers, int32_t flags)
+{
+    const int64_t rows = (g->q_starts ? 1 : g->batch) * g->q_heads * g->q_rows;
+    float *out = malloc((size_t)(rows * g->value_dim + 1) * sizeof *out);
+    float *lse = malloc((size_t)(rows + 1) * sizeof *lse);
+    memcpy(out, g->out, (size_t)(rows * g->value_dim) * sizeof *out);
+    memcpy(lse, g->lse, (size_t)rows * sizeof *lse);
+    ragged_reset(g);
+
+    qkv_attention_desc d = g->desc;
+    d.flags |= flags;
+    size_t bytes = 0;
+    int64_t count = 0;
+    cr_assert_eq(qkv_attention_scratch_size(&d, workers, &bytes), QKV_OK);
+    cr_assert_eq(qkv_attention_task_count(&d, &count), QKV_OK);
+    void *scratch = guarded_bytes(SLOT_SCRATCH, bytes, PLACE_AT_START);
+    cr_assert_eq(qkv_attention_begin(&d, scratch, bytes), QKV_OK);
+    int64_t *order = malloc((size_t)(count + 1) * sizeof *order);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t k = rng_int(r, 0, i);
+        order[i] = order[k];
+        order[k] = i;
+    }
+    for (int64_t i = 0; i < count; i++)
+        cr_assert_eq(
+            qkv_attention_run_task(&d, order[i], rng_int(r, 0, workers - 1), scratch, bytes),
+            QKV_OK);
+    free(order);
+    guards_intact();
+    expect_same_bits("out by tasks", g->out, out, rows * g->value_dim);
+    expect_same_bits("lse by tasks", g->lse, lse, rows);
+    free(out);
+    free(lse);
+}
+
 static void check_ragged(rng *r, int64_t kv_most, int64_t dim_most)
 {
     ragged g = ragged_make(r, kv_most, dim_most);
@@ -515,6 +551,8 @@ static void check_ragged(rng *r, int64_t kv_most, int64_t dim_most)
             expect_oracle(&g, b);
             expect_alone(&g, b);
         }
+        expect_tasks(&g, r, 1, 0);
+        expect_tasks(&g, r, 3, QKV_SPLIT);
         expect_rest_intact(&g);
         tally(isa, 1);
     }
@@ -526,6 +564,14 @@ Test(ragged, random)
     rng r = rng_make("ragged");
     for (int64_t i = effort_cases(250); i > 0; i--)
         check_ragged(&r, i % 4 ? 90 : 700, i % 3 ? 40 : 140);
+}
+
+/* Long enough for several parts of the keys. */
+Test(ragged, split)
+{
+    rng r = rng_make("ragged split");
+    for (int64_t i = effort_cases(30); i > 0; i--)
+        check_ragged(&r, i % 8 ? 2100 : 5000, 24);
 }
 
 Test(ragged, long_heads)
@@ -662,6 +708,13 @@ static void expect_call(const char *call, const char *what, qkv_status got, qkv_
                   qkv_strerror(want));
 }
 
+static void one_by_one(void *context, int64_t n, qkv_parallel_body *body, void *argument)
+{
+    (void)context;
+    for (int64_t i = 0; i < n; i++)
+        body(argument, i);
+}
+
 Test(ragged, misuse)
 {
     for_each_isa(isa)
@@ -692,6 +745,10 @@ Test(ragged, misuse)
             expect_call("size", what, qkv_attention_scratch_size(&d, 1, &ignored), want);
             expect_call("count", what, qkv_attention_task_count(&d, &tasks), want);
             expect_call("attention", what, qkv_attention(&d, scratch, bytes + 65536), want);
+            expect_call("begin", what, qkv_attention_begin(&d, scratch, bytes + 65536), want);
+            expect_call("parallel", what,
+                        qkv_attention_parallel(&d, scratch, bytes + 65536, 1, one_by_one, NULL),
+                        want);
             if (want != QKV_OK && (!canary_intact(good.out, Q_ROWS * HEADS * DIM) ||
                                    !canary_intact(good.lse, Q_ROWS * HEADS)))
                 fail_with("'%s': an output has changed", what);

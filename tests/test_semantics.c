@@ -577,8 +577,7 @@ static qkv_status run_with(const qkv_kernels *kernels, const qkv_attention_desc 
     void *scratch =
         guarded_bytes(SLOT_S, plan.worker_bytes,
                       plan.worker_bytes % QKV_SCRATCH_ALIGN == 0 ? PLACE_AT_END : PLACE_AT_START);
-    for (int64_t task = 0; task < plan.tasks; task++)
-        qkv_run_attention_task(&p, &plan, task, scratch);
+    qkv_run_attention(&p, &plan, scratch);
     return QKV_OK;
 }
 

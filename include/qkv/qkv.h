@@ -30,7 +30,8 @@
  *   it holds before and after means nothing, and it is best kept from call to
  *   call.
  * - Every function is thread-safe and reentrant as long as no two calls
- *   share an output or scratch memory. The library starts no threads.
+ *   share an output or scratch memory. The library starts no threads
+ *   but those of a pool that the caller creates.
  * - The machine code is chosen at run time, once, from what both the CPU
  *   and the operating system confirm; see qkv_isa_select().
  * - The bits of an output row depend on the inputs of its own sequence and
@@ -110,21 +111,22 @@ typedef int32_t qkv_status;
 
 enum {
     QKV_OK = 0,
-    QKV_E_NULL = 1,        /* a required pointer is NULL */
-    QKV_E_SIZE = 2,        /* a descriptor's 'size' is not one of this library's */
-    QKV_E_FLAGS = 3,       /* an unknown flag, or flags or fields that exclude each other */
-    QKV_E_SHAPE = 4,       /* a negative or impossible size; heads not a multiple of kv_heads;
-                              starts that fall, or starts and lengths beyond the rows there are */
-    QKV_E_STRIDE = 5,      /* a negative stride, or an output whose rows overlap */
-    QKV_E_DTYPE = 6,       /* an unknown dtype, or one that this call does not take */
-    QKV_E_ALIGN = 7,       /* a pointer is not aligned to its element */
-    QKV_E_OVERLAP = 8,     /* an output overlaps an input or another output */
-    QKV_E_OVERFLOW = 9,    /* a size in bytes does not fit the address space */
-    QKV_E_SCRATCH = 10,    /* scratch memory is missing, too small or misaligned */
-    QKV_E_VALUE = 11,      /* a scale that is not finite, or not after a factor of log2(e) */
-    QKV_E_ISA = 12,        /* no such ISA, or this machine does not support it */
-    QKV_E_INDEX = 13,      /* a task, a worker or an entry of the page table is out of range */
-    QKV_E_UNSUPPORTED = 14 /* described correctly, but not offered by this version */
+    QKV_E_NULL = 1,         /* a required pointer is NULL */
+    QKV_E_SIZE = 2,         /* a descriptor's 'size' is not one of this library's */
+    QKV_E_FLAGS = 3,        /* an unknown flag, or flags or fields that exclude each other */
+    QKV_E_SHAPE = 4,        /* a negative or impossible size; heads not a multiple of kv_heads;
+                               starts that fall, or starts and lengths beyond the rows there are */
+    QKV_E_STRIDE = 5,       /* a negative stride, or an output whose rows overlap */
+    QKV_E_DTYPE = 6,        /* an unknown dtype, or one that this call does not take */
+    QKV_E_ALIGN = 7,        /* a pointer is not aligned to its element */
+    QKV_E_OVERLAP = 8,      /* an output overlaps an input or another output */
+    QKV_E_OVERFLOW = 9,     /* a size in bytes does not fit the address space */
+    QKV_E_SCRATCH = 10,     /* scratch memory is missing, too small or misaligned */
+    QKV_E_VALUE = 11,       /* a scale that is not finite, or not after a factor of log2(e) */
+    QKV_E_ISA = 12,         /* no such ISA, or this machine does not support it */
+    QKV_E_INDEX = 13,       /* a task, a worker or an entry of the page table is out of range */
+    QKV_E_UNSUPPORTED = 14, /* described correctly, but not offered by this version */
+    QKV_E_SYSTEM = 15       /* the system has no memory or no thread left */
 };
 
 /*
@@ -240,14 +242,18 @@ QKV_API qkv_status qkv_weighted_sum(const float *weights, int64_t weights_stride
 /* --------------------------------------------------------------- tensors */
 
 /*
- * Element types. QKV_F32, QKV_F16 and QKV_BF16 are accepted by this version:
- * all three in qkv_attention(), each tensor on its own (but 'lse' is f32);
- * f32 alone in qkv_project() and qkv_self_attention(). 16-bit inputs convert
- * to f32 exactly, arithmetic is f32, and a 16-bit output is the f32 result
- * rounded once, to nearest, ties to even. The other types have their numbers
- * so that a descriptor need not change when they arrive, and give
- * QKV_E_UNSUPPORTED until then. Storage types are plain integers: nothing
- * here needs a compiler that knows half precision.
+ * Element types. qkv_attention() takes QKV_F32, QKV_F16 and QKV_BF16 in every
+ * tensor, each on its own (but 'lse' is f32), and in keys and values also the
+ * others up to QKV_Q4_0; qkv_project() and qkv_self_attention() take f32
+ * alone. Inputs convert to f32 exactly (with QKV_I8 a product with the scale
+ * is rounded once), arithmetic is f32, and a 16-bit output is the f32 result
+ * rounded once, to nearest, ties to even. Storage types are plain integers:
+ * nothing here needs a compiler that knows half precision.
+ *
+ * QKV_Q8_0 and QKV_Q4_0 store 32 elements in a block of 34 or 18 bytes: an
+ * f16 scale, then int8; or nibbles, those of the elements 0 .. 15 low and of
+ * 16 .. 31 high, each less 8. Row sizes and strides count elements and are
+ * multiples of 32; the data may have any alignment.
  */
 enum {
     QKV_F32 = 0,     /* IEEE binary32 */
@@ -298,7 +304,14 @@ enum {
     /* 'window_left' and 'window_right' are set, even if they are 0. */
     QKV_WINDOW = 8,
     /* The bits of a row do not depend on q_len either. */
-    QKV_INVARIANT = 16
+    QKV_INVARIANT = 16,
+    /*
+     * For tasks: those of few queries against many keys are cut along the keys
+     * too, so that several threads can share one sequence. Changes no bit of a
+     * result, but how much scratch memory it takes; see
+     * qkv_attention_scratch_size(). Needs qkv_attention_begin().
+     */
+    QKV_SPLIT = 32
 };
 
 /* What the optional output 'weights' holds of every query and key. */
@@ -340,7 +353,7 @@ typedef struct qkv_mask {
  */
 typedef struct qkv_attention_desc {
     size_t size;   /* sizeof(qkv_attention_desc) */
-    int32_t flags; /* QKV_CAUSAL, QKV_SCALE_SET */
+    int32_t flags; /* QKV_CAUSAL, QKV_SCALE_SET, ... */
     float scale;   /* 0 without QKV_SCALE_SET: 1/sqrt(head_dim) */
 
     int64_t batch;     /* 0: 1 */
@@ -399,7 +412,8 @@ typedef struct qkv_attention_desc {
     int64_t page_size, pages, page_table_stride;
     const int32_t *page_table;
 
-    /* For QKV_I8: the scale of every row, f32, [batch or page][kv_heads][row]. */
+    /* For QKV_I8, and only there: the scale of every row, f32, [batch or
+     * page][kv_heads][row], as the key and value tensors. */
     qkv_tensor key_scale, value_scale;
 
     /*
@@ -465,6 +479,15 @@ QKV_API qkv_status qkv_attention_supports(const qkv_attention_desc *desc,
  * ISA alone, not on batch, heads, q_len or kv_len: one buffer serves every
  * call of a model, from a single token to the longest prompt. (A problem
  * with nothing to write needs none.)
+ *
+ * Tasks that need qkv_attention_begin() share a part of it that depends on
+ * more: less than 2 KiB, and 40 bytes a sequence. With QKV_SPLIT there are 4
+ * bytes more for each key/value head of each sequence, and where a key/value
+ * head has R <= 16 query rows (q_heads / kv_heads * q_len), about
+ * 4 * R * (value_dim + 2) bytes for each of its parts of the keys: one for
+ * every 512 keys, at most 64. Without arrays of lengths this counts the
+ * longest that a sequence may be, so that the size for the most sequences and
+ * keys of a model serves every batch of it.
  * Returns QKV_OK, what qkv_attention() would return for the descriptor,
  * QKV_E_INDEX for workers < 1 or QKV_E_OVERFLOW. Since 0.1.
  */
@@ -489,20 +512,107 @@ QKV_API qkv_status qkv_attention(const qkv_attention_desc *desc, void *scratch,
  * The same work as numbered tasks, for callers with threads of their own.
  * qkv_attention_task_count() stores how many tasks 'desc' splits into; each
  * of 0 .. count - 1 is run once by qkv_attention_run_task(), in any order
- * and on any thread. Tasks are independent, never wait for each other and
- * give the same bits however they are spread. 'worker' (from 0 to
+ * and on any thread, though in rising order threads that take the next one
+ * when they are free end at about the same time. Tasks never wait for each
+ * other and give the same bits however they are spread. 'worker' (from 0 to
  * workers - 1 of the size query) picks the part of 'scratch' to use; two
  * calls at the same time need different workers. Select no other ISA
  * between the size query and the last task.
  *
- * Returns like qkv_attention(); QKV_E_INDEX for a task out of range or a
- * negative worker, QKV_E_SCRATCH for a worker whose part lies beyond
- * 'scratch_size'.
- * Since 0.1.
+ * A descriptor with QKV_SPLIT, with arrays of starts, lengths or offsets or
+ * with pages needs qkv_attention_begin() first, once for every time that all
+ * its tasks are run: it checks the whole descriptor and writes into 'scratch'
+ * who does what. Until the last task has ended the descriptor, its arrays and
+ * that memory must not change, and the tasks must see what begin has written,
+ * as they do in threads that are started or woken after it. For any other
+ * descriptor begin does nothing but check.
+ *
+ * qkv_attention_run_task() returns like qkv_attention(); QKV_E_INDEX for a
+ * task out of range or a negative worker, QKV_E_SCRATCH for a worker whose
+ * part lies beyond 'scratch_size', and where qkv_attention_begin() is needed
+ * and this descriptor was not given to it. qkv_attention_begin() is since
+ * 0.2, the others since 0.1.
  */
 QKV_API qkv_status qkv_attention_task_count(const qkv_attention_desc *desc, int64_t *count);
+QKV_API qkv_status qkv_attention_begin(const qkv_attention_desc *desc, void *scratch,
+                                       size_t scratch_size);
 QKV_API qkv_status qkv_attention_run_task(const qkv_attention_desc *desc, int64_t task,
                                           int64_t worker, void *scratch, size_t scratch_size);
+
+/*
+ * A parallel-for: calls body(argument, i) once for every i from 0 to n - 1,
+ * on any threads, and returns when all calls have. It may run them one after
+ * the other. 'context' is whatever it needs.
+ */
+typedef void qkv_parallel_body(void *argument, int64_t i);
+typedef void qkv_parallel_for(void *context, int64_t n, qkv_parallel_body *body, void *argument);
+
+/*
+ * qkv_attention_parallel() is qkv_attention() on the threads of a
+ * parallel-for. It calls 'parallel_for' once, with n <= workers; each call of
+ * the body takes tasks as long as there are any, so that the work is balanced
+ * however the calls are spread. 'scratch' is as large as the size query says
+ * for 'workers'; with QKV_SPLIT in the descriptor's flags a few long sequences
+ * occupy many threads. The bits are those of qkv_attention().
+ *
+ * Returns like qkv_attention(); QKV_E_INDEX for workers < 1. Since 0.2.
+ */
+QKV_API qkv_status qkv_attention_parallel(const qkv_attention_desc *desc, void *scratch,
+                                          size_t scratch_size, int64_t workers,
+                                          qkv_parallel_for *parallel_for, void *context);
+
+/*
+ * A pool of POSIX threads for those who have none. qkv_pool_create() starts
+ * workers - 1 threads, which sleep until qkv_pool_parallel_for(), a
+ * qkv_parallel_for with the pool as its context, has work for them and its
+ * caller; it gives the indices out one by one. One pool serves one caller at
+ * a time. qkv_pool_destroy() ends the threads; NULL is let pass.
+ *
+ * These functions allocate, lock and wait; nothing else in the library uses
+ * them. Returns QKV_OK, QKV_E_NULL, QKV_E_INDEX for a number of workers that
+ * is not from 1 to 4096, or QKV_E_SYSTEM. Since 0.2.
+ */
+typedef struct qkv_pool qkv_pool;
+QKV_API qkv_status qkv_pool_create(int64_t workers, qkv_pool **pool);
+QKV_API void qkv_pool_destroy(qkv_pool *pool);
+QKV_API void qkv_pool_parallel_for(void *pool, int64_t n, qkv_parallel_body *body, void *argument);
+
+/*
+ * Outputs of the same queries against different keys, to be joined.
+ * part_out[i] points to part i's outputs, 'rows' rows of 'value_dim' elements,
+ * 'out_stride' elements apart (0: packed), part_lse[i] to its 'rows'
+ * log-sum-exps; 'out' and 'lse' (NULL: not wanted) are laid out alike.
+ */
+typedef struct qkv_merge_desc {
+    size_t size;   /* sizeof(qkv_merge_desc) */
+    int32_t flags; /* 0 */
+    int32_t reserved;
+    int64_t parts, rows, value_dim, out_stride;
+    const float *const *part_out;
+    const float *const *part_lse;
+    float *out, *lse;
+} qkv_merge_desc;
+
+/*
+ * qkv_merge() makes of partial outputs what attention to all their keys
+ * together would have given:
+ *
+ *     out = sum over i of exp(lse_i - m) out_i / sum over i of exp(lse_i - m)
+ *     lse = m + ln(sum over i of exp(lse_i - m))                 m = max lse_i
+ *
+ * A part that has no key (log-sum-exp -infinity) has no effect, whatever its
+ * output holds; without any other part the output is 0 and the log-sum-exp
+ * -infinity. Parts are summed in their order. 'out' may be one of the part_out
+ * and 'lse' one of the part_lse; any other overlap is refused.
+ *
+ * Error, for parts that are exact: each weight is off by a factor of at most
+ * 1 + 2^-24 (4 + |lse_i - m|), and the sums by (parts + 2) 2^-24 of the sum of
+ * the weighted magnitudes. A log-sum-exp that is rounded to f32 is itself off
+ * by 2^-24 |lse_i|, which moves the weights as much.
+ * Returns QKV_OK, or QKV_E_NULL / _SIZE / _FLAGS / _SHAPE / _STRIDE / _ALIGN
+ * / _OVERLAP / _OVERFLOW, in which case nothing is written. Since 0.2.
+ */
+QKV_API qkv_status qkv_merge(const qkv_merge_desc *desc);
 
 /* ----------------------------------------------------- projection, layer */
 

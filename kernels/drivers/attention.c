@@ -391,33 +391,21 @@ qkv_cut qkv_cut_sequence(const qkv_attention_problem *p, const qkv_attention_pla
     return cut;
 }
 
-/* Are the lengths of all sequences the same? (Where they begin never matters.) */
-static bool is_uniform(const qkv_attention_problem *p)
-{
-    return !p->q_starts && !p->kv_starts && !p->kv_lens;
-}
-
-static int64_t tasks_of(const qkv_attention_problem *p, const qkv_attention_plan *plan,
-                        int64_t index)
-{
-    const qkv_sequence s = qkv_sequence_at(p, index);
-    return p->kv_heads * qkv_cut_sequence(p, plan, &s).runs;
-}
-
 qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *p, const qkv_kernels *kernels)
 {
     qkv_attention_plan plan = {.kernels = kernels, .general = !tile_fits(p, kernels)};
     plan.worker_bytes = worker_bytes(p, kernels, !plan.general);
-    if (is_uniform(p))
-        plan.tasks = p->batch * tasks_of(p, &plan, 0);
-    else
-        for (int64_t b = 0; b < p->batch; b++)
-            plan.tasks += tasks_of(p, &plan, b);
     return plan;
 }
 
-static void run_task(const qkv_attention_problem *p, const qkv_attention_plan *plan,
-                     const qkv_sequence *s, const qkv_cut *cut, int64_t task, void *scratch)
+int64_t qkv_attention_tasks(const qkv_attention_problem *p, const qkv_attention_plan *plan)
+{
+    const qkv_sequence s = qkv_sequence_at(p, 0);
+    return p->batch * p->kv_heads * qkv_cut_sequence(p, plan, &s).runs;
+}
+
+void qkv_run_cut(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                 const qkv_sequence *s, const qkv_cut *cut, int64_t task, void *scratch)
 {
     qkv_row_run run = {.sequence = s,
                        .kv_head = task / cut->runs,
@@ -435,18 +423,11 @@ static void run_task(const qkv_attention_problem *p, const qkv_attention_plan *p
 void qkv_run_attention_task(const qkv_attention_problem *p, const qkv_attention_plan *plan,
                             int64_t task, void *scratch)
 {
-    int64_t b = 0;
-    if (is_uniform(p)) {
-        const int64_t each = plan->tasks / p->batch;
-        b = task / each;
-        task %= each;
-    } else {
-        for (int64_t tasks; task >= (tasks = tasks_of(p, plan, b)); b++)
-            task -= tasks;
-    }
-    const qkv_sequence s = qkv_sequence_at(p, b);
+    qkv_sequence s = qkv_sequence_at(p, 0);
     const qkv_cut cut = qkv_cut_sequence(p, plan, &s);
-    run_task(p, plan, &s, &cut, task, scratch);
+    const int64_t each = p->kv_heads * cut.runs;
+    s = qkv_sequence_at(p, task / each);
+    qkv_run_cut(p, plan, &s, &cut, task % each, scratch);
 }
 
 void qkv_run_attention(const qkv_attention_problem *p, const qkv_attention_plan *plan,
@@ -456,6 +437,6 @@ void qkv_run_attention(const qkv_attention_problem *p, const qkv_attention_plan 
         const qkv_sequence s = qkv_sequence_at(p, b);
         const qkv_cut cut = qkv_cut_sequence(p, plan, &s);
         for (int64_t task = 0; task < p->kv_heads * cut.runs; task++)
-            run_task(p, plan, &s, &cut, task, scratch);
+            qkv_run_cut(p, plan, &s, &cut, task, scratch);
     }
 }

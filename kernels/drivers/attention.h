@@ -25,6 +25,7 @@ typedef struct qkv_attention_problem {
     int32_t page_shift;              /* log2(page_size) */
     qkv_view key_scale, value_scale; /* data NULL but for QKV_I8: one f32 a row */
     bool causal;
+    bool split;       /* parts of the keys are tasks of their own */
     bool narrow;      /* some tensor is not f32 */
     bool invariant;   /* no bit may depend on q_len */
     float scale_log2; /* scale * log2(e) */
@@ -82,7 +83,6 @@ enum {
 typedef struct qkv_attention_plan {
     const qkv_kernels *kernels;
     bool general;        /* too large for a tile: right, but not tuned */
-    int64_t tasks;       /* a run of a sequence's key/value head each */
     size_t worker_bytes; /* scratch memory a worker, a multiple of its alignment */
 } qkv_attention_plan;
 
@@ -99,9 +99,16 @@ typedef struct qkv_range {
 /* The keys of one part. */
 qkv_range qkv_part_keys(const qkv_cut *cut, const qkv_sequence *sequence, int64_t part);
 
-/* One task of the plan, with a worker's scratch memory. */
+/* The tasks of a problem without a schedule: a run of a key/value head each. */
+int64_t qkv_attention_tasks(const qkv_attention_problem *problem, const qkv_attention_plan *plan);
+
+/* One task of a problem without a schedule, with a worker's scratch memory. */
 void qkv_run_attention_task(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                             int64_t task, void *scratch);
+
+/* Run 'task' % runs of key/value head 'task' / runs of a sequence. */
+void qkv_run_cut(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
+                 const qkv_sequence *sequence, const qkv_cut *cut, int64_t task, void *scratch);
 
 /* All of it. */
 void qkv_run_attention(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
