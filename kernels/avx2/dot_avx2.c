@@ -1,96 +1,338 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * scores[i][j] = queries[i] . keys[j].
+ * scores[i][j] = queries[i] . keys[j], keys in any type of one element each.
  *
- * The lanes run along head_dim. Registers: 2 queries x 4 keys of
- * accumulators, one query and the keys' vectors in flight; 6 loads for 8
- * multiply-adds, so the two load ports keep up with the two FMA ports.
- * Every score has one accumulator, summed across the lanes in the same
- * order, so its bits do not depend on its neighbours. Keys run in the outer
- * loop: each is fetched once and served from the first-level cache to the
- * other query pairs.
+ * The lanes run along head_dim. Registers: 12 accumulators for 4 queries x 3
+ * keys (or 8, for 2 x 4 and 1 x 8), the keys' vectors and one of a query. In
+ * the first a key's vector is loaded and widened once for four queries: 12
+ * multiply-adds on 4 loads of queries and 3 of keys, 6 cycles a step where
+ * two multiply-adds start a cycle, for 19 instructions; conversions run on
+ * ports that multiply-adds leave free. 4 x 2 takes 14 for 8 multiply-adds,
+ * and was a tenth slower with another thread on the same core.
+ *
+ * Accumulators are summed across their lanes 8 or 4 at a time, 8 by 7
+ * additions and 14 shuffles and blends. Every score has one accumulator and
+ * the same tree, ((0+4)+(2+6)) + ((1+5)+(3+7)), so its bits do not depend on
+ * its place. Keys run in the outer loop, 24 at a time: each is fetched once
+ * and served from the first-level cache to further queries.
  */
-#include "internal.h"
+#include "kv_avx2.h"
 
-#include "isa_avx2.h"
+enum { KEYS = 24, ACCS = 12 };
 
-/* acc[r][k] = the lane sums of queries[r] . keys[k]. */
-QKV_INLINE void dot_block(const float *queries, int64_t queries_stride, const float *keys,
-                          int64_t keys_stride, int64_t head_dim, const int n_rows, const int n_keys,
-                          __m256 acc[2][4])
+/* Where the vectors of some rows and keys begin. */
+typedef struct places {
+    const float *queries[4];
+    const char *keys[8];
+} places;
+
+/* acc[r * n_keys + k] = queries[r] * keys[k] for the 'rest' elements from d on. */
+QKV_INLINE void multiply_part(const places *p, int64_t d, int64_t rest, const int n_rows,
+                              const int n_keys, const int type, __m256 acc[ACCS])
 {
+    QKV_UNROLL
+    for (int k = 0; k < n_keys; k++) {
+        const __m256 key = load_part_8(p->keys[k] + d * kv_size(type), rest, type);
+        QKV_UNROLL
+        for (int r = 0; r < n_rows; r++)
+            acc[r * n_keys + k] = _mm256_mul_ps(load_tail(p->queries[r] + d, rest), key);
+    }
+}
+
+/*
+ * acc[r * n_keys + k] = the lane sums of queries[r] . keys[k]. A part of a
+ * vector at the end comes first, when no accumulator is in a register yet.
+ */
+QKV_INLINE void lane_sums(const places *p, int64_t head_dim, const int n_rows, const int n_keys,
+                          const int type, __m256 acc[ACCS])
+{
+    const int64_t whole = head_dim & -(int64_t)LANES;
+    if (whole < head_dim)
+        multiply_part(p, whole, head_dim - whole, n_rows, n_keys, type, acc);
+    else
+        QKV_UNROLL
+    for (int i = 0; i < n_rows * n_keys; i++)
+        acc[i] = _mm256_setzero_ps();
+
+    for (int64_t d = 0; d < whole; d += LANES) {
+        __m256 keys[8];
+        QKV_UNROLL
+        for (int k = 0; k < n_keys; k++)
+            keys[k] = load_8(p->keys[k] + d * kv_size(type), type);
+        QKV_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            __m256 query = _mm256_loadu_ps(p->queries[r] + d);
+            QKV_IN_REGISTER(query); /* GCC would load it once a key */
+            QKV_UNROLL
+            for (int k = 0; k < n_keys; k++)
+                acc[r * n_keys + k] = _mm256_fmadd_ps(query, keys[k], acc[r * n_keys + k]);
+        }
+    }
+}
+
+QKV_INLINE places places_of(const qkv_dot_kv_args *a, int64_t row, int64_t key, const int n_rows,
+                            const int n_keys)
+{
+    places p;
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++)
-        QKV_UNROLL
-    for (int k = 0; k < n_keys; k++)
-        acc[r][k] = _mm256_setzero_ps();
-
-    int64_t d = 0;
-    for (; d + LANES <= head_dim; d += LANES) {
-        __m256 q[2];
-        QKV_UNROLL
-        for (int r = 0; r < n_rows; r++)
-            q[r] = _mm256_loadu_ps(queries + r * queries_stride + d);
-        QKV_UNROLL
-        for (int k = 0; k < n_keys; k++) {
-            const __m256 key = _mm256_loadu_ps(keys + k * keys_stride + d);
-            QKV_UNROLL
-            for (int r = 0; r < n_rows; r++)
-                acc[r][k] = _mm256_fmadd_ps(q[r], key, acc[r][k]);
-        }
-    }
-    if (d < head_dim) {
-        const int64_t rest = head_dim - d;
-        __m256 q[2];
-        QKV_UNROLL
-        for (int r = 0; r < n_rows; r++)
-            q[r] = load_tail(queries + r * queries_stride + d, rest);
-        QKV_UNROLL
-        for (int k = 0; k < n_keys; k++) {
-            const __m256 key = load_tail(keys + k * keys_stride + d, rest);
-            QKV_UNROLL
-            for (int r = 0; r < n_rows; r++)
-                acc[r][k] = _mm256_fmadd_ps(q[r], key, acc[r][k]);
-        }
-    }
-}
-
-QKV_INLINE void dot_rows(const qkv_dot_args *a, int64_t row, int64_t key, const int n_rows,
-                         const int n_keys)
-{
-    __m256 acc[2][4];
-    dot_block(a->queries + row * a->queries_stride, a->queries_stride,
-              a->keys + key * a->keys_stride, a->keys_stride, a->head_dim, n_rows, n_keys, acc);
+        p.queries[r] = a->queries + (row + r) * a->queries_stride;
     QKV_UNROLL
-    for (int r = 0; r < n_rows; r++) {
-        float *scores = a->scores + (row + r) * a->scores_stride + key;
-        if (n_keys == 4) {
-            __m128 sums = hsum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+    for (int k = 0; k < n_keys; k++)
+        p.keys[k] = (const char *)a->keys + (key + k) * a->keys_stride;
+    return p;
+}
+
+/* [a.low + a.high, b.low + b.high] */
+QKV_INLINE __m256 add_halves(__m256 a, __m256 b)
+{
+    return _mm256_add_ps(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21));
+}
+
+/* In each half: [a0 + a2, a1 + a3, b0 + b2, b1 + b3] */
+QKV_INLINE __m256 add_quarters(__m256 a, __m256 b)
+{
+    return _mm256_add_ps(_mm256_blend_ps(a, b, 0xcc), _mm256_shuffle_ps(a, b, 0x4e));
+}
+
+/* The sums of x[0], x[2], x[4], x[6], then those of x[1], x[3], x[5], x[7]. */
+QKV_INLINE __m256 hsum8(const __m256 x[8])
+{
+    const __m256 s = add_quarters(add_halves(x[0], x[1]), add_halves(x[2], x[3]));
+    const __m256 t = add_quarters(add_halves(x[4], x[5]), add_halves(x[6], x[7]));
+    return _mm256_add_ps(_mm256_shuffle_ps(s, t, 0x88), _mm256_shuffle_ps(s, t, 0xdd));
+}
+
+/* The sums of a, c, b, d, and of one alone, by the same tree. */
+QKV_INLINE __m128 hsum4_acbd(__m256 a, __m256 b, __m256 c, __m256 d)
+{
+    const __m256 s = add_quarters(add_halves(a, b), add_halves(c, d));
+    const __m128 low = _mm256_castps256_ps128(s), high = _mm256_extractf128_ps(s, 1);
+    return _mm_add_ps(_mm_shuffle_ps(low, high, 0x88), _mm_shuffle_ps(low, high, 0xdd));
+}
+
+QKV_INLINE float hsum1(__m256 x)
+{
+    const __m128 x4 = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 x2 = _mm_add_ps(x4, _mm_movehl_ps(x4, x4));
+    return _mm_cvtss_f32(_mm_add_ss(x2, _mm_movehdup_ps(x2)));
+}
+
+/* What a key's sums have to be multiplied by. */
+QKV_INLINE float factor_of(const qkv_dot_kv_args *a, int64_t key, const int type)
+{
+    return type == KV_I8 ? a->key_scales[key * a->key_scales_stride] : kv_unit(type);
+}
+
+QKV_INLINE bool has_factor(const int type)
+{
+    return type == KV_I8 || kv_unit(type) != 1.0f;
+}
+
+/* 'sums' holds n_rows x 8 / n_rows scores, row by row. */
+QKV_INLINE void store_8(const qkv_dot_kv_args *a, int64_t row, int64_t key, const int n_rows,
+                        const int type, __m256 sums)
+{
+    const int n_keys = 8 / n_rows;
+    float *scores = a->scores + row * a->scores_stride + key;
+    if (has_factor(type)) {
+        float f[8];
+        QKV_UNROLL
+        for (int i = 0; i < 8; i++)
+            f[i] = factor_of(a, key + i % n_keys, type);
+        sums = _mm256_mul_ps(sums, _mm256_setr_ps(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]));
+    }
+    __m128 part[2] = {_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)};
+    for (int i = 0; i < 2; i++) {
+        float *to = n_keys == 8 ? scores + 4 * i : scores + i * n_rows / 2 * a->scores_stride;
+        if (n_keys >= 4) {
             if (a->accumulate)
-                sums = _mm_add_ps(_mm_loadu_ps(scores), sums);
-            _mm_storeu_ps(scores, sums);
-        } else {
-            const float sum = hsum(acc[r][0]);
-            *scores = a->accumulate ? *scores + sum : sum;
+                part[i] = _mm_add_ps(_mm_loadu_ps(to), part[i]);
+            _mm_storeu_ps(to, part[i]);
+            continue;
         }
+        __m64 *first = (__m64 *)(void *)to, *second = (__m64 *)(void *)(to + a->scores_stride);
+        if (a->accumulate)
+            part[i] = _mm_add_ps(_mm_loadh_pi(_mm_loadl_pi(part[i], first), second), part[i]);
+        _mm_storel_pi(first, part[i]);
+        _mm_storeh_pi(second, part[i]);
     }
 }
+
+QKV_INLINE void store_1(const qkv_dot_kv_args *a, int64_t row, int64_t key, const int type,
+                        float sum)
+{
+    float *score = a->scores + row * a->scores_stride + key;
+    if (has_factor(type))
+        sum *= factor_of(a, key, type);
+    *score = a->accumulate ? *score + sum : sum;
+}
+
+/* 4 rows against 3 keys at a time. */
+QKV_INLINE void dot_4_rows(const qkv_dot_kv_args *a, int64_t row, int64_t key, int64_t end,
+                           const int type)
+{
+    const int64_t head_dim = a->head_dim, step = a->keys_stride;
+    places p = places_of(a, row, key, 4, 1);
+    for (; key + 3 <= end; key += 3) {
+        __m256 acc[ACCS];
+        p.keys[1] = p.keys[0] + step;
+        p.keys[2] = p.keys[1] + step;
+        lane_sums(&p, head_dim, 4, 3, type, acc);
+        p.keys[0] = p.keys[2] + step;
+        /* The sums of two keys, four rows each, are interleaved. */
+        const __m256 first[8] = {acc[0], acc[1], acc[3], acc[4], acc[6], acc[7], acc[9], acc[10]};
+        const __m256 sums = hsum8(first);
+        const __m128 third = hsum4_acbd(acc[2], acc[8], acc[5], acc[11]);
+        const __m128 k0 = _mm256_castps256_ps128(sums), k1 = _mm256_extractf128_ps(sums, 1);
+        store_8(a, row, key, 4, type,
+                _mm256_set_m128(_mm_unpackhi_ps(k0, k1), _mm_unpacklo_ps(k0, k1)));
+        const __m128 high = _mm_movehl_ps(third, third);
+        store_1(a, row, key + 2, type, _mm_cvtss_f32(third));
+        store_1(a, row + 1, key + 2, type, _mm_cvtss_f32(_mm_movehdup_ps(third)));
+        store_1(a, row + 2, key + 2, type, _mm_cvtss_f32(high));
+        store_1(a, row + 3, key + 2, type, _mm_cvtss_f32(_mm_movehdup_ps(high)));
+    }
+}
+
+/* 1 or 2 rows against 8 or 4 keys at a time. */
+QKV_INLINE void dot_few_rows(const qkv_dot_kv_args *a, int64_t row, int64_t key, int64_t end,
+                             const int n_rows, const int type)
+{
+    const int n_keys = 8 / n_rows;
+    for (; key + n_keys <= end; key += n_keys) {
+        __m256 acc[ACCS], x[8];
+        const places p = places_of(a, row, key, n_rows, n_keys);
+        lane_sums(&p, a->head_dim, n_rows, n_keys, type, acc);
+        QKV_UNROLL
+        for (int i = 0; i < 8; i++)
+            x[i % 4 * 2 + i / 4] = acc[i];
+        store_8(a, row, key, n_rows, type, hsum8(x));
+    }
+}
+
+/* One row, one key at a time. */
+QKV_INLINE void dot_rest(const qkv_dot_kv_args *a, int64_t row, int64_t key, int64_t end,
+                         const int type)
+{
+    for (; key < end; key++) {
+        __m256 acc[ACCS];
+        const places p = places_of(a, row, key, 1, 1);
+        lane_sums(&p, a->head_dim, 1, 1, type, acc);
+        store_1(a, row, key, type, hsum1(acc[0]));
+    }
+}
+
+/*
+ * The functions of a type, each by itself: inlined into one, GCC runs out of
+ * registers. dot_keys_<t>() takes all rows against at most KEYS keys.
+ */
+#define DOT(t, type)                                                                               \
+    static QKV_NOINLINE void dot_4_rows_##t(const qkv_dot_kv_args *a, int64_t row, int64_t key,    \
+                                            int64_t end)                                           \
+    {                                                                                              \
+        dot_4_rows(a, row, key, end, type);                                                        \
+    }                                                                                              \
+    static QKV_NOINLINE void dot_2_rows_##t(const qkv_dot_kv_args *a, int64_t row, int64_t key,    \
+                                            int64_t end)                                           \
+    {                                                                                              \
+        dot_few_rows(a, row, key, end, 2, type);                                                   \
+    }                                                                                              \
+    static QKV_NOINLINE void dot_1_row_##t(const qkv_dot_kv_args *a, int64_t row, int64_t key,     \
+                                           int64_t end)                                            \
+    {                                                                                              \
+        dot_few_rows(a, row, key, end, 1, type);                                                   \
+    }                                                                                              \
+    static QKV_NOINLINE void dot_rest_##t(const qkv_dot_kv_args *a, int64_t row, int64_t key,      \
+                                          int64_t end)                                             \
+    {                                                                                              \
+        dot_rest(a, row, key, end, type);                                                          \
+    }                                                                                              \
+    static void dot_##t(const qkv_dot_kv_args *a)                                                  \
+    {                                                                                              \
+        static const dot_steps steps = {dot_4_rows_##t, dot_2_rows_##t, dot_1_row_##t,             \
+                                        dot_rest_##t};                                             \
+        dot(a, &steps);                                                                            \
+    }
+
+typedef void dot_step(const qkv_dot_kv_args *a, int64_t row, int64_t key, int64_t end);
+typedef struct dot_steps {
+    dot_step *four, *two, *one, *rest;
+} dot_steps;
+
+/* All rows against the keys from 'key' to 'end', at most KEYS. */
+static void dot_keys(const qkv_dot_kv_args *a, int64_t key, int64_t end, const dot_steps *steps)
+{
+    const int64_t n = end - key;
+    int64_t row = 0;
+    for (; row + 4 <= a->rows; row += 4) {
+        steps->four(a, row, key, end);
+        for (int64_t r = row; n % 3 && r < row + 4; r++)
+            steps->rest(a, r, end - n % 3, end);
+    }
+    if (row + 2 <= a->rows) {
+        steps->two(a, row, key, end);
+        for (int64_t r = row; n % 4 && r < row + 2; r++)
+            steps->rest(a, r, end - n % 4, end);
+        row += 2;
+    }
+    if (row < a->rows) {
+        steps->one(a, row, key, end);
+        steps->rest(a, row, end - n % 8, end);
+    }
+}
+
+static void dot(const qkv_dot_kv_args *a, const dot_steps *steps)
+{
+    const bool one_step = a->rows <= 2 || a->rows == 4;
+    const int64_t block = one_step ? a->kv_len : KEYS;
+    for (int64_t key = 0; key < a->kv_len; key += block)
+        dot_keys(a, key, key + block < a->kv_len ? key + block : a->kv_len, steps);
+}
+
+DOT(f32, KV_F32)
+DOT(f16, KV_F16)
+DOT(bf16, KV_BF16)
+DOT(i8, KV_I8)
+DOT(e4m3, KV_E4M3)
+DOT(e5m2, KV_E5M2)
 
 void qkv_dot_f32_avx2(const qkv_dot_args *a)
 {
-    int64_t j = 0;
-    for (; j + 4 <= a->kv_len; j += 4) {
-        int64_t i = 0;
-        for (; i + 2 <= a->rows; i += 2)
-            dot_rows(a, i, j, 2, 4);
-        if (i < a->rows)
-            dot_rows(a, i, j, 1, 4);
-    }
-    for (; j < a->kv_len; j++) {
-        int64_t i = 0;
-        for (; i + 2 <= a->rows; i += 2)
-            dot_rows(a, i, j, 2, 1);
-        if (i < a->rows)
-            dot_rows(a, i, j, 1, 1);
-    }
+    const qkv_dot_kv_args b = {.queries = a->queries,
+                               .keys = a->keys,
+                               .scores = a->scores,
+                               .queries_stride = a->queries_stride,
+                               .keys_stride = a->keys_stride * (int64_t)sizeof(float),
+                               .scores_stride = a->scores_stride,
+                               .rows = a->rows,
+                               .kv_len = a->kv_len,
+                               .head_dim = a->head_dim,
+                               .accumulate = a->accumulate};
+    dot_f32(&b);
+}
+
+void qkv_dot_f16_avx2(const qkv_dot_kv_args *a)
+{
+    dot_f16(a);
+}
+
+void qkv_dot_bf16_avx2(const qkv_dot_kv_args *a)
+{
+    dot_bf16(a);
+}
+
+void qkv_dot_i8_avx2(const qkv_dot_kv_args *a)
+{
+    dot_i8(a);
+}
+
+void qkv_dot_f8_e4m3_avx2(const qkv_dot_kv_args *a)
+{
+    dot_e4m3(a);
+}
+
+void qkv_dot_f8_e5m2_avx2(const qkv_dot_kv_args *a)
+{
+    dot_e5m2(a);
 }
