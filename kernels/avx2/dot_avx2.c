@@ -83,80 +83,17 @@ QKV_INLINE places places_of(const qkv_dot_kv_args *a, int64_t row, int64_t key, 
     return p;
 }
 
-/* [a.low + a.high, b.low + b.high] */
-QKV_INLINE __m256 add_halves(__m256 a, __m256 b)
-{
-    return _mm256_add_ps(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21));
-}
-
-/* In each half: [a0 + a2, a1 + a3, b0 + b2, b1 + b3] */
-QKV_INLINE __m256 add_quarters(__m256 a, __m256 b)
-{
-    return _mm256_add_ps(_mm256_blend_ps(a, b, 0xcc), _mm256_shuffle_ps(a, b, 0x4e));
-}
-
-/* The sums of x[0], x[2], x[4], x[6], then those of x[1], x[3], x[5], x[7]. */
-QKV_INLINE __m256 hsum8(const __m256 x[8])
-{
-    const __m256 s = add_quarters(add_halves(x[0], x[1]), add_halves(x[2], x[3]));
-    const __m256 t = add_quarters(add_halves(x[4], x[5]), add_halves(x[6], x[7]));
-    return _mm256_add_ps(_mm256_shuffle_ps(s, t, 0x88), _mm256_shuffle_ps(s, t, 0xdd));
-}
-
-/* The sums of a, c, b, d, and of one alone, by the same tree. */
-QKV_INLINE __m128 hsum4_acbd(__m256 a, __m256 b, __m256 c, __m256 d)
-{
-    const __m256 s = add_quarters(add_halves(a, b), add_halves(c, d));
-    const __m128 low = _mm256_castps256_ps128(s), high = _mm256_extractf128_ps(s, 1);
-    return _mm_add_ps(_mm_shuffle_ps(low, high, 0x88), _mm_shuffle_ps(low, high, 0xdd));
-}
-
-QKV_INLINE float hsum1(__m256 x)
-{
-    const __m128 x4 = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    const __m128 x2 = _mm_add_ps(x4, _mm_movehl_ps(x4, x4));
-    return _mm_cvtss_f32(_mm_add_ss(x2, _mm_movehdup_ps(x2)));
-}
-
-/* What a key's sums have to be multiplied by. */
-QKV_INLINE float factor_of(const qkv_dot_kv_args *a, int64_t key, const int type)
-{
-    return type == KV_I8 ? a->key_scales[key * a->key_scales_stride] : kv_unit(type);
-}
-
 QKV_INLINE bool has_factor(const int type)
 {
-    return type == KV_I8 || kv_unit(type) != 1.0f;
+    return kv_unit(type) != 1.0f;
 }
 
-/* 'sums' holds n_rows x 8 / n_rows scores, row by row. */
 QKV_INLINE void store_8(const qkv_dot_kv_args *a, int64_t row, int64_t key, const int n_rows,
                         const int type, __m256 sums)
 {
-    const int n_keys = 8 / n_rows;
-    float *scores = a->scores + row * a->scores_stride + key;
-    if (has_factor(type)) {
-        float f[8];
-        QKV_UNROLL
-        for (int i = 0; i < 8; i++)
-            f[i] = factor_of(a, key + i % n_keys, type);
-        sums = _mm256_mul_ps(sums, _mm256_setr_ps(f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]));
-    }
-    __m128 part[2] = {_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)};
-    for (int i = 0; i < 2; i++) {
-        float *to = n_keys == 8 ? scores + 4 * i : scores + i * n_rows / 2 * a->scores_stride;
-        if (n_keys >= 4) {
-            if (a->accumulate)
-                part[i] = _mm_add_ps(_mm_loadu_ps(to), part[i]);
-            _mm_storeu_ps(to, part[i]);
-            continue;
-        }
-        __m64 *first = (__m64 *)(void *)to, *second = (__m64 *)(void *)(to + a->scores_stride);
-        if (a->accumulate)
-            part[i] = _mm_add_ps(_mm_loadh_pi(_mm_loadl_pi(part[i], first), second), part[i]);
-        _mm_storel_pi(first, part[i]);
-        _mm_storeh_pi(second, part[i]);
-    }
+    if (has_factor(type))
+        sums = _mm256_mul_ps(sums, _mm256_set1_ps(kv_unit(type)));
+    store_scores(a, row, key, n_rows, sums);
 }
 
 QKV_INLINE void store_1(const qkv_dot_kv_args *a, int64_t row, int64_t key, const int type,
@@ -164,7 +101,7 @@ QKV_INLINE void store_1(const qkv_dot_kv_args *a, int64_t row, int64_t key, cons
 {
     float *score = a->scores + row * a->scores_stride + key;
     if (has_factor(type))
-        sum *= factor_of(a, key, type);
+        sum *= kv_unit(type);
     *score = a->accumulate ? *score + sum : sum;
 }
 
@@ -293,7 +230,6 @@ static void dot(const qkv_dot_kv_args *a, const dot_steps *steps)
 DOT(f32, KV_F32)
 DOT(f16, KV_F16)
 DOT(bf16, KV_BF16)
-DOT(i8, KV_I8)
 DOT(e4m3, KV_E4M3)
 DOT(e5m2, KV_E5M2)
 
@@ -320,11 +256,6 @@ void qkv_dot_f16_avx2(const qkv_dot_kv_args *a)
 void qkv_dot_bf16_avx2(const qkv_dot_kv_args *a)
 {
     dot_bf16(a);
-}
-
-void qkv_dot_i8_avx2(const qkv_dot_kv_args *a)
-{
-    dot_i8(a);
 }
 
 void qkv_dot_f8_e4m3_avx2(const qkv_dot_kv_args *a)

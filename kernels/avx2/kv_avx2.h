@@ -18,7 +18,8 @@
 
 #define QKV_NOINLINE __attribute__((noinline))
 
-enum kv_type { KV_F32, KV_F16, KV_BF16, KV_I8, KV_E4M3, KV_E5M2 };
+/* The last two are blocks; kv_size() and load_8() do not know them. */
+enum kv_type { KV_F32, KV_F16, KV_BF16, KV_I8, KV_E4M3, KV_E5M2, KV_Q8_0, KV_Q4_0 };
 
 QKV_INLINE int64_t kv_size(const int type)
 {
@@ -87,12 +88,103 @@ QKV_INLINE __m256 load_8(const char *p, const int type)
  */
 static QKV_NOINLINE __m256 load_part_8(const char *p, int64_t n, int type)
 {
-    char copy[16] = {0};
+    char copy[32] = {0}; /* as much as load_8() can read */
     if (type == KV_F32)
         return load_tail((const float *)(const void *)p, n);
     for (int64_t i = 0; i < n * kv_size(type); i++)
         copy[i] = p[i];
     return load_8(copy, type);
+}
+
+/* Where the block of element d begins. */
+QKV_INLINE const char *kv_block(const char *row, int64_t d, const int type)
+{
+    return row + d / QKV_KV_BLOCK * (type == KV_Q8_0 ? QKV_Q8_0_BYTES : QKV_Q4_0_BYTES);
+}
+
+/* The scale of a block in all lanes. */
+QKV_INLINE __m256 block_scale(const char *block)
+{
+    int16_t half;
+    memcpy(&half, block, sizeof half);
+    return _mm256_cvtph_ps(_mm_set1_epi16(half));
+}
+
+/* The integers of half a block of q4_0, 16 bytes. */
+QKV_INLINE __m128i nibbles(const char *block, const int half)
+{
+    const __m128i x = load_128(block + 2);
+    const __m128i e = _mm_and_si128(half ? _mm_srli_epi16(x, 4) : x, _mm_set1_epi8(15));
+    return _mm_sub_epi8(e, _mm_set1_epi8(8));
+}
+
+/* 8 integers of a block as f32, from element 'd' of it on, a multiple of 8. */
+QKV_INLINE __m256 block_8(const char *block, int64_t d, const int type)
+{
+    if (type == KV_Q8_0)
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_64(block + 2 + d)));
+    const __m128i half = d < 16 ? nibbles(block, 0) : nibbles(block, 1);
+    const __m128i part = d % 16 ? _mm_srli_si128(half, 8) : half;
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(part));
+}
+
+/* [a.low + a.high, b.low + b.high] */
+QKV_INLINE __m256 add_halves(__m256 a, __m256 b)
+{
+    return _mm256_add_ps(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21));
+}
+
+/* In each half: [a0 + a2, a1 + a3, b0 + b2, b1 + b3] */
+QKV_INLINE __m256 add_quarters(__m256 a, __m256 b)
+{
+    return _mm256_add_ps(_mm256_blend_ps(a, b, 0xcc), _mm256_shuffle_ps(a, b, 0x4e));
+}
+
+/* The sums of x[0], x[2], x[4], x[6], then those of x[1], x[3], x[5], x[7]. */
+QKV_INLINE __m256 hsum8(const __m256 x[8])
+{
+    const __m256 s = add_quarters(add_halves(x[0], x[1]), add_halves(x[2], x[3]));
+    const __m256 t = add_quarters(add_halves(x[4], x[5]), add_halves(x[6], x[7]));
+    return _mm256_add_ps(_mm256_shuffle_ps(s, t, 0x88), _mm256_shuffle_ps(s, t, 0xdd));
+}
+
+/* The sums of a, c, b, d, and of one alone, by the same tree. */
+QKV_INLINE __m128 hsum4_acbd(__m256 a, __m256 b, __m256 c, __m256 d)
+{
+    const __m256 s = add_quarters(add_halves(a, b), add_halves(c, d));
+    const __m128 low = _mm256_castps256_ps128(s), high = _mm256_extractf128_ps(s, 1);
+    return _mm_add_ps(_mm_shuffle_ps(low, high, 0x88), _mm_shuffle_ps(low, high, 0xdd));
+}
+
+QKV_INLINE float hsum1(__m256 x)
+{
+    const __m128 x4 = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 x2 = _mm_add_ps(x4, _mm_movehl_ps(x4, x4));
+    return _mm_cvtss_f32(_mm_add_ss(x2, _mm_movehdup_ps(x2)));
+}
+
+/* Stores, or adds, 8 scores: n_rows rows of 8 / n_rows keys each. */
+QKV_INLINE void store_scores(const qkv_dot_kv_args *a, int64_t row, int64_t key, const int n_rows,
+                             __m256 sums)
+{
+    const int n_keys = 8 / n_rows;
+    float *scores = a->scores + row * a->scores_stride + key;
+    __m128 part[2] = {_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)};
+    QKV_UNROLL
+    for (int i = 0; i < 2; i++) {
+        float *to = n_keys == 8 ? scores + 4 * i : scores + i * n_rows / 2 * a->scores_stride;
+        if (n_keys >= 4) {
+            if (a->accumulate)
+                part[i] = _mm_add_ps(_mm_loadu_ps(to), part[i]);
+            _mm_storeu_ps(to, part[i]);
+            continue;
+        }
+        __m64 *first = (__m64 *)(void *)to, *second = (__m64 *)(void *)(to + a->scores_stride);
+        if (a->accumulate)
+            part[i] = _mm_add_ps(_mm_loadh_pi(_mm_loadl_pi(part[i], first), second), part[i]);
+        _mm_storel_pi(first, part[i]);
+        _mm_storeh_pi(second, part[i]);
+    }
 }
 
 #endif

@@ -1,107 +1,402 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * out[i] = out[i] * rescale[i] + sum over j of weights[i][j] * values[j].
+ * out[i] = out[i] * rescale[i] + sum over j of weights[i][j] * values[j],
+ * values in any type.
  *
- * The lanes run along value_dim. Registers: 4 rows x 2 vectors of
- * accumulators, or 1 row x 8 vectors; values are loaded once for all rows
- * of a block. A weight of 0 times a NaN or infinity is a NaN: rather than
- * test every weight, the result is tested, and a row that came out as NaN
- * is made again with the zeros skipped.
+ * The lanes run along value_dim. Values are read once: chunks of them that
+ * fit the first-level cache are taken by all rows, 4 rows x 3 vectors at a
+ * time (2 x 4 or 1 x 8), in 12 accumulators that spend the time between two
+ * chunks in memory. A key then costs 12 multiply-adds on 3 loads of values
+ * and 4 broadcasts of weights: 6 cycles where two multiply-adds start a
+ * cycle, for 19 instructions; 4 x 2 would take 14 for 8. While a chunk is
+ * summed the next is prefetched.
+ *
+ * Each element of 'out' is the sum over the keys in their order, whatever the
+ * place of its row and column. A weight of 0 times a NaN or infinity is a
+ * NaN: rather than test every weight, the result is tested, and a vector that
+ * came out as NaN is made again with the zeros skipped.
  */
-#include "internal.h"
+#include "kv_avx2.h"
 
-#include "isa_avx2.h"
+enum {
+    PANEL = 256,        /* columns whose sums are under way at a time */
+    CHUNK_BYTES = 16384 /* of values, in half of the first-level cache */
+};
 
-QKV_INLINE __m256 load_part(const float *p, int64_t n)
+QKV_INLINE bool is_block(const int type)
 {
-    return n >= LANES ? _mm256_loadu_ps(p) : load_tail(p, n);
+    return type == KV_Q8_0 || type == KV_Q4_0;
 }
 
-/* One vector of one row, skipping zero weights. */
-static __m256 careful_sum(const qkv_weighted_sum_args *a, int64_t row, int64_t d)
+/* Bytes of n elements, whole blocks. */
+QKV_INLINE int64_t row_bytes(int64_t n, const int type)
 {
-    const float *weights = a->weights + row * a->weights_stride;
-    __m256 acc = _mm256_setzero_ps();
-    for (int64_t j = 0; j < a->kv_len; j++)
-        if (weights[j] != 0.0f)
-            acc = _mm256_fmadd_ps(_mm256_set1_ps(weights[j]),
-                                  load_part(a->values + j * a->values_stride + d, a->value_dim - d),
-                                  acc);
-    return acc;
+    if (!is_block(type))
+        return n * kv_size(type);
+    return n / QKV_KV_BLOCK * (type == KV_Q8_0 ? QKV_Q8_0_BYTES : QKV_Q4_0_BYTES);
 }
 
-QKV_INLINE void store_sum(const qkv_weighted_sum_args *a, int64_t row, int64_t d, __m256 acc)
-{
-    const int64_t rest = a->value_dim - d;
-    float *out = a->out + row * a->out_stride + d;
-    if (a->skip_zero && any_nan(acc))
-        acc = careful_sum(a, row, d);
-    if (a->rescale)
-        acc = _mm256_fmadd_ps(load_part(out, rest), _mm256_set1_ps(a->rescale[row]), acc);
-    if (rest >= LANES)
-        _mm256_storeu_ps(out, acc);
-    else
-        store_tail(out, rest, acc);
-}
+/* Some rows, keys and columns, and where their sums are. */
+typedef struct sum_part {
+    const float *weights;
+    const char *values; /* of the first key and column */
+    float *sums;        /* [rows][PANEL] */
+    int64_t weights_stride, values_stride;
+    int64_t keys, ahead; /* 'ahead': bytes to what to prefetch */
+} sum_part;
 
-/* n_rows rows from 'row' and n_vecs vectors from column d; with 'tail' the
- * one vector is a part. */
-QKV_INLINE void sum_block(const qkv_weighted_sum_args *a, int64_t row, int64_t d, const int n_rows,
-                          const int n_vecs, const bool tail)
+/* n_rows rows, n_vecs vectors from column d on. */
+QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, const int n_vecs,
+                            const int type)
 {
+    const int64_t values_stride = p->values_stride, ahead = p->ahead;
+    const char *values = p->values + d * kv_size(type);
+    const float *weights[4];
     __m256 acc[4][8];
     QKV_UNROLL
-    for (int r = 0; r < n_rows; r++)
-        QKV_UNROLL
-    for (int v = 0; v < n_vecs; v++)
-        acc[r][v] = _mm256_setzero_ps();
-
-    const __m256i mask = tail_mask(tail ? a->value_dim - d : LANES);
-    const float *weights = a->weights + row * a->weights_stride;
-    for (int64_t j = 0; j < a->kv_len; j++) {
-        const float *values = a->values + j * a->values_stride + d;
-        __m256 value[8];
+    for (int r = 0; r < n_rows; r++) {
+        weights[r] = p->weights + r * p->weights_stride;
         QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
-            value[v] =
-                tail ? _mm256_maskload_ps(values, mask) : _mm256_loadu_ps(values + v * LANES);
+            acc[r][v] = _mm256_load_ps(p->sums + r * PANEL + d + v * LANES);
+    }
+    for (int64_t j = 0; j < p->keys; j++, values += values_stride) {
+        __m256 value[8];
+        _mm_prefetch(values + ahead, _MM_HINT_T0);
+        QKV_UNROLL
+        for (int v = 0; v < n_vecs; v++)
+            value[v] = load_8(values + v * LANES * kv_size(type), type);
         QKV_UNROLL
         for (int r = 0; r < n_rows; r++) {
-            const __m256 w = _mm256_broadcast_ss(weights + r * a->weights_stride + j);
+            const __m256 w = _mm256_broadcast_ss(weights[r] + j);
             QKV_UNROLL
             for (int v = 0; v < n_vecs; v++)
                 acc[r][v] = _mm256_fmadd_ps(w, value[v], acc[r][v]);
         }
     }
-
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++)
         QKV_UNROLL
     for (int v = 0; v < n_vecs; v++)
-        store_sum(a, row + r, d + v * LANES, acc[r][v]);
+        _mm256_store_ps(p->sums + r * PANEL + d + v * LANES, acc[r][v]);
 }
+
+/*
+ * Half a block of q8_0 or q4_0 from column d on, whose scales are in the
+ * weights. Four rows take 16 instructions for 8 multiply-adds.
+ */
+QKV_INLINE void sum_half_block(const sum_part *p, int64_t d, const int n_rows, const int half,
+                               const int type)
+{
+    const int64_t values_stride = p->values_stride, ahead = p->ahead;
+    const char *block = kv_block(p->values, d, type);
+    float *sums = p->sums + d + 16 * half;
+    const float *weights[4];
+    __m256 acc[4][2];
+    QKV_UNROLL
+    for (int r = 0; r < n_rows; r++) {
+        weights[r] = p->weights + r * p->weights_stride;
+        acc[r][0] = _mm256_load_ps(sums + r * PANEL);
+        acc[r][1] = _mm256_load_ps(sums + r * PANEL + LANES);
+    }
+    for (int64_t j = 0; j < p->keys; j++, block += values_stride) {
+        _mm_prefetch(block + ahead, _MM_HINT_T0);
+        const __m256 v0 = block_8(block, 16 * half, type);
+        const __m256 v1 = block_8(block, 16 * half + 8, type);
+        QKV_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            const __m256 w = _mm256_broadcast_ss(weights[r] + j);
+            acc[r][0] = _mm256_fmadd_ps(w, v0, acc[r][0]);
+            acc[r][1] = _mm256_fmadd_ps(w, v1, acc[r][1]);
+        }
+    }
+    QKV_UNROLL
+    for (int r = 0; r < n_rows; r++) {
+        _mm256_store_ps(sums + r * PANEL, acc[r][0]);
+        _mm256_store_ps(sums + r * PANEL + LANES, acc[r][1]);
+    }
+}
+
+/* scaled[r][j] = weights[r][j] * the scale of key j's block, 8 keys at a time. */
+QKV_INLINE void block_weights(const sum_part *p, const char *block, const int n_rows, float *scaled)
+{
+    for (int64_t j = 0; j < p->keys; j += LANES, block += LANES * p->values_stride) {
+        const int64_t n = p->keys - j < LANES ? p->keys - j : LANES;
+        uint16_t halves[LANES] = {0};
+        for (int64_t k = 0; k < n; k++)
+            memcpy(&halves[k], block + k * p->values_stride, sizeof *halves);
+        const __m256 scales = _mm256_cvtph_ps(load_128(halves));
+        QKV_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            const float *weights = p->weights + r * p->weights_stride + j;
+            const __m256 w = n == LANES ? _mm256_loadu_ps(weights) : load_tail(weights, n);
+            _mm256_store_ps(scaled + r * QKV_KEY_BLOCK + j, _mm256_mul_ps(w, scales));
+        }
+    }
+}
+
+QKV_INLINE void sum_blocks(const sum_part *p, int64_t columns, const int n_rows, const int type)
+{
+    _Alignas(32) float scaled[4 * QKV_KEY_BLOCK];
+    sum_part q = *p;
+    q.weights = scaled;
+    q.weights_stride = QKV_KEY_BLOCK;
+    for (int64_t d = 0; d < columns; d += QKV_KV_BLOCK) {
+        block_weights(p, kv_block(p->values, d, type), n_rows, scaled);
+        sum_half_block(&q, d, n_rows, 0, type);
+        sum_half_block(&q, d, n_rows, 1, type);
+    }
+}
+
+/* The part of a vector from column d on. */
+static QKV_NOINLINE void sum_columns_left(const sum_part *p, int64_t d, int64_t columns, int rows,
+                                          int type)
+{
+    for (int64_t j = 0; j < p->keys; j++) {
+        const char *values = p->values + j * p->values_stride + d * kv_size(type);
+        const __m256 value = load_part_8(values, columns - d, type);
+        for (int r = 0; r < rows; r++) {
+            float *sums = p->sums + r * PANEL + d;
+            const __m256 w = _mm256_broadcast_ss(p->weights + r * p->weights_stride + j);
+            _mm256_store_ps(sums, _mm256_fmadd_ps(w, value, _mm256_load_ps(sums)));
+        }
+    }
+}
+
+QKV_INLINE void sum_4_rows(const sum_part *p, int64_t columns, const int type)
+{
+    int64_t d = 0;
+    if (is_block(type)) {
+        sum_blocks(p, columns, 4, type);
+        return;
+    }
+    for (; d + 3 * LANES <= columns; d += 3 * LANES)
+        sum_vectors(p, d, 4, 3, type);
+    if (d + 2 * LANES <= columns) {
+        sum_vectors(p, d, 4, 2, type);
+        d += 2 * LANES;
+    }
+    if (d + LANES <= columns)
+        sum_vectors(p, d, 4, 1, type);
+}
+
+QKV_INLINE void sum_2_rows(const sum_part *p, int64_t columns, const int type)
+{
+    int64_t d = 0;
+    if (is_block(type)) {
+        sum_blocks(p, columns, 2, type);
+        return;
+    }
+    for (; d + 4 * LANES <= columns; d += 4 * LANES)
+        sum_vectors(p, d, 2, 4, type);
+    for (; d + LANES <= columns; d += LANES)
+        sum_vectors(p, d, 2, 1, type);
+}
+
+QKV_INLINE void sum_1_row(const sum_part *p, int64_t columns, const int type)
+{
+    int64_t d = 0;
+    if (is_block(type)) {
+        sum_blocks(p, columns, 1, type);
+        return;
+    }
+    for (; d + 8 * LANES <= columns; d += 8 * LANES)
+        sum_vectors(p, d, 1, 8, type);
+    for (; d + 2 * LANES <= columns; d += 2 * LANES)
+        sum_vectors(p, d, 1, 2, type);
+    for (; d + LANES <= columns; d += LANES)
+        sum_vectors(p, d, 1, 1, type);
+}
+
+/* The functions of a type, whole vectors only. */
+typedef void sum_step(const sum_part *p, int64_t columns);
+typedef struct sum_steps {
+    sum_step *four, *two, *one;
+    int type;
+} sum_steps;
+
+/* weights[r][j] * the scale of key j, for i8. */
+static void scale_weights(const qkv_weighted_sum_kv_args *a, int64_t row, int rows, int64_t key,
+                          int64_t keys, float *scaled)
+{
+    for (int r = 0; r < rows; r++) {
+        const float *weights = a->weights + (row + r) * a->weights_stride + key;
+        for (int64_t j = 0; j < keys; j++)
+            scaled[r * QKV_KEY_BLOCK + j] =
+                weights[j] * a->value_scales[(key + j) * a->value_scales_stride];
+    }
+}
+
+/* One vector of one row, skipping zero weights. */
+static QKV_NOINLINE __m256 careful_sum(const qkv_weighted_sum_kv_args *a, int64_t row, int64_t d,
+                                       int type)
+{
+    const float *weights = a->weights + row * a->weights_stride;
+    const int64_t rest = a->value_dim - d;
+    __m256 acc = _mm256_setzero_ps();
+    for (int64_t j = 0; j < a->kv_len; j++) {
+        const char *value_row = (const char *)a->values + j * a->values_stride;
+        const char *p = value_row + d * kv_size(type);
+        __m256 w = _mm256_set1_ps(weights[j]), value;
+        if (weights[j] == 0.0f)
+            continue;
+        if (type == KV_I8)
+            w = _mm256_mul_ps(w, _mm256_set1_ps(a->value_scales[j * a->value_scales_stride]));
+        if (is_block(type)) {
+            const char *block = kv_block(value_row, d, type);
+            w = _mm256_mul_ps(w, block_scale(block));
+            value = block_8(block, d % QKV_KV_BLOCK, type);
+        } else {
+            value = rest >= LANES ? load_8(p, type) : load_part_8(p, rest, type);
+        }
+        acc = _mm256_fmadd_ps(w, value, acc);
+    }
+    return acc;
+}
+
+/* The finished sums of one row, columns first .. first + columns - 1. */
+static void store_sums(const qkv_weighted_sum_kv_args *a, int64_t row, int64_t first,
+                       int64_t columns, const float *sums, int type)
+{
+    float *out = a->out + row * a->out_stride + first;
+    const __m256 unit = _mm256_set1_ps(kv_unit(type));
+    for (int64_t d = 0; d < columns; d += LANES) {
+        const int64_t rest = columns - d;
+        __m256 sum = _mm256_load_ps(sums + d);
+        if (a->skip_zero && any_nan(sum))
+            sum = careful_sum(a, row, first + d, type);
+        sum = _mm256_mul_ps(sum, unit); /* a power of two */
+        if (a->rescale) {
+            const __m256 old = rest >= LANES ? _mm256_loadu_ps(out + d) : load_tail(out + d, rest);
+            sum = _mm256_fmadd_ps(old, _mm256_set1_ps(a->rescale[row]), sum);
+        }
+        if (rest >= LANES)
+            _mm256_storeu_ps(out + d, sum);
+        else
+            store_tail(out + d, rest, sum);
+    }
+}
+
+/* All keys, up to 4 rows, and the columns first .. first + columns - 1. */
+static void sum_panel(const qkv_weighted_sum_kv_args *a, int64_t row, int rows, int64_t first,
+                      int64_t columns, const sum_steps *s)
+{
+    _Alignas(32) float sums[4 * PANEL];
+    float scaled[4 * QKV_KEY_BLOCK];
+    const int64_t begin = row_bytes(first, s->type);
+    const int64_t fit = CHUNK_BYTES / row_bytes(columns, s->type) / LANES * LANES;
+    const int64_t chunk = fit < LANES ? LANES : fit;
+    for (int r = 0; r < rows; r++)
+        for (int64_t d = 0; d < columns; d += LANES)
+            _mm256_store_ps(sums + r * PANEL + d, _mm256_setzero_ps());
+    for (int64_t key = 0; key < a->kv_len; key += chunk) {
+        sum_part p = {.weights = a->weights + row * a->weights_stride + key,
+                      .values = (const char *)a->values + key * a->values_stride + begin,
+                      .sums = sums,
+                      .weights_stride = a->weights_stride,
+                      .values_stride = a->values_stride,
+                      .keys = a->kv_len - key < chunk ? a->kv_len - key : chunk,
+                      .ahead = chunk * a->values_stride};
+        if (s->type == KV_I8) {
+            scale_weights(a, row, rows, key, p.keys, scaled);
+            p.weights = scaled;
+            p.weights_stride = QKV_KEY_BLOCK;
+        }
+        (rows == 4 ? s->four : rows == 2 ? s->two : s->one)(&p, columns);
+        if (columns % LANES)
+            sum_columns_left(&p, columns / LANES * LANES, columns, rows, s->type);
+    }
+    for (int r = 0; r < rows; r++)
+        store_sums(a, row + r, first, columns, sums + r * PANEL, s->type);
+}
+
+static void weighted_sum(const qkv_weighted_sum_kv_args *a, const sum_steps *s)
+{
+    for (int64_t d = 0; d < a->value_dim; d += PANEL) {
+        const int64_t columns = a->value_dim - d < PANEL ? a->value_dim - d : PANEL;
+        for (int64_t row = 0; row < a->rows;) {
+            const int rows = a->rows - row >= 4 ? 4 : a->rows - row >= 2 ? 2 : 1;
+            sum_panel(a, row, rows, d, columns, s);
+            row += rows;
+        }
+    }
+}
+
+/* Each step by itself: inlined into one, GCC runs out of registers. */
+#define WEIGHTED_SUM(t, type_)                                                                     \
+    static QKV_NOINLINE void sum_4_rows_##t(const sum_part *p, int64_t columns)                    \
+    {                                                                                              \
+        sum_4_rows(p, columns, type_);                                                             \
+    }                                                                                              \
+    static QKV_NOINLINE void sum_2_rows_##t(const sum_part *p, int64_t columns)                    \
+    {                                                                                              \
+        sum_2_rows(p, columns, type_);                                                             \
+    }                                                                                              \
+    static QKV_NOINLINE void sum_1_row_##t(const sum_part *p, int64_t columns)                     \
+    {                                                                                              \
+        sum_1_row(p, columns, type_);                                                              \
+    }                                                                                              \
+    static void weighted_sum_##t(const qkv_weighted_sum_kv_args *a)                                \
+    {                                                                                              \
+        static const sum_steps steps = {sum_4_rows_##t, sum_2_rows_##t, sum_1_row_##t, type_};     \
+        weighted_sum(a, &steps);                                                                   \
+    }
+WEIGHTED_SUM(f32, KV_F32)
+WEIGHTED_SUM(f16, KV_F16)
+WEIGHTED_SUM(bf16, KV_BF16)
+WEIGHTED_SUM(i8, KV_I8)
+WEIGHTED_SUM(e4m3, KV_E4M3)
+WEIGHTED_SUM(e5m2, KV_E5M2)
+WEIGHTED_SUM(q8_0, KV_Q8_0)
+WEIGHTED_SUM(q4_0, KV_Q4_0)
 
 void qkv_weighted_sum_f32_avx2(const qkv_weighted_sum_args *a)
 {
-    int64_t row = 0;
-    for (; row + 4 <= a->rows; row += 4) {
-        int64_t d = 0;
-        for (; d + 2 * LANES <= a->value_dim; d += 2 * LANES)
-            sum_block(a, row, d, 4, 2, false);
-        for (; d + LANES <= a->value_dim; d += LANES)
-            sum_block(a, row, d, 4, 1, false);
-        if (d < a->value_dim)
-            sum_block(a, row, d, 4, 1, true);
-    }
-    for (; row < a->rows; row++) {
-        int64_t d = 0;
-        for (; d + 8 * LANES <= a->value_dim; d += 8 * LANES)
-            sum_block(a, row, d, 1, 8, false);
-        for (; d + 2 * LANES <= a->value_dim; d += 2 * LANES)
-            sum_block(a, row, d, 1, 2, false);
-        for (; d + LANES <= a->value_dim; d += LANES)
-            sum_block(a, row, d, 1, 1, false);
-        if (d < a->value_dim)
-            sum_block(a, row, d, 1, 1, true);
-    }
+    const qkv_weighted_sum_kv_args b = {.weights = a->weights,
+                                        .values = a->values,
+                                        .out = a->out,
+                                        .rescale = a->rescale,
+                                        .weights_stride = a->weights_stride,
+                                        .values_stride = a->values_stride * (int64_t)sizeof(float),
+                                        .out_stride = a->out_stride,
+                                        .rows = a->rows,
+                                        .kv_len = a->kv_len,
+                                        .value_dim = a->value_dim,
+                                        .skip_zero = a->skip_zero};
+    weighted_sum_f32(&b);
+}
+
+void qkv_weighted_sum_f16_avx2(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum_f16(a);
+}
+
+void qkv_weighted_sum_bf16_avx2(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum_bf16(a);
+}
+
+void qkv_weighted_sum_i8_avx2(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum_i8(a);
+}
+
+void qkv_weighted_sum_f8_e4m3_avx2(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum_e4m3(a);
+}
+
+void qkv_weighted_sum_f8_e5m2_avx2(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum_e5m2(a);
+}
+
+void qkv_weighted_sum_q8_0_avx2(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum_q8_0(a);
+}
+
+void qkv_weighted_sum_q4_0_avx2(const qkv_weighted_sum_kv_args *a)
+{
+    weighted_sum_q4_0(a);
 }
