@@ -276,7 +276,15 @@ enum {
     QKV_Q4_0_BYTES = 18
 };
 
-/* qkv_dot_args for the keys of a cache. Row j's scale is key_scales[j * key_scales_stride]. */
+/*
+ * qkv_dot_args for the keys of a cache. Row j's scale is key_scales[j *
+ * key_scales_stride].
+ *
+ * For q8_0, q4_0 and i8 a kernel may round a row of queries to multiples of
+ * max|q| / 32767 first, to nearest: this changes a score by at most max|q| /
+ * 65534 * sum |k|, and nothing else does by more than a product's bound. (The
+ * scalar kernels do not; widen_<t> and dot_f32 give the same without it.)
+ */
 typedef struct qkv_dot_kv_args {
     const float *queries;
     const void *keys;

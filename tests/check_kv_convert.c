@@ -17,10 +17,16 @@ enum { LONGEST = 400 };
 
 /* ------------------------------------------------------------------- widen */
 
+/* Bits are promised in the default modes; in others the guards are tested. */
+static bool default_modes(void)
+{
+    return ORACLE_U == 0x1p-24 && ORACLE_TINY == 0x1p-150;
+}
+
 /* f64 to f32 rounds once, what only i8 needs. */
 static void check_widened(kv_format f, const void *x, float scale, const float *y, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n && (f != KV_I8 || default_modes()); i++) {
         const float want = (float)oracle_kv_element(f, x, i, scale);
         expect_same_values("element", &y[i], &want, 1);
         if (!isnan(want) && signbit(want) != signbit(y[i]))
@@ -88,12 +94,13 @@ static void check_narrowed(const test_isa *isa, qkv_narrow_kv_fn *fn, kv_format 
     for (int64_t i = 0; i < n; i++)
         x[i] = row[i];
     oracle_kv_encode(f, row, n, want, &want_scale);
+    guarded_freeze(SLOT_WIDE);
     fn(x, y, f == KV_I8 ? scale : NULL, n);
     guards_intact();
-    for (int64_t i = 0; i < bytes; i++)
+    for (int64_t i = 0; i < bytes && default_modes(); i++)
         if (!same_element(f, y[i], want[i]))
             fail_with("byte %lld is %02x, not %02x", (long long)i, y[i], want[i]);
-    if (f == KV_I8)
+    if (f == KV_I8 && default_modes())
         expect_same_values("scale", scale, &want_scale, 1);
     tally(isa->id, 1);
 }
