@@ -66,7 +66,9 @@
  * - A row that sees no key (kv_len is 0, or every key is masked) has the
  *   output 0 and the log-sum-exp -infinity.
  * - Keys and values that a row does not see have no effect on it, whatever
- *   bits they hold.
+ *   bits they hold: those beyond a length, the causal edge or a window, those
+ *   that a tree or a boolean mask hides, and those whose added mask is
+ *   -infinity.
  * - A NaN in a query, or in a key or value that a row sees, makes that
  *   row's result NaN where arithmetic says so, and no other row's.
  * - A logit of +infinity gives what arithmetic gives on logit - max: the
@@ -122,7 +124,8 @@ enum {
     QKV_E_OVERLAP = 8,      /* an output overlaps an input or another output */
     QKV_E_OVERFLOW = 9,     /* a size in bytes does not fit the address space */
     QKV_E_SCRATCH = 10,     /* scratch memory is missing, too small or misaligned */
-    QKV_E_VALUE = 11,       /* a scale that is not finite, or not after a factor of log2(e) */
+    QKV_E_VALUE = 11,       /* a scale that is not finite, or not after a factor of log2(e); a
+                               softcap that is negative, not finite or too small for the scale */
     QKV_E_ISA = 12,         /* no such ISA, or this machine does not support it */
     QKV_E_INDEX = 13,       /* a task, a worker or an entry of the page table is out of range */
     QKV_E_UNSUPPORTED = 14, /* described correctly, but not offered by this version */
@@ -303,7 +306,13 @@ enum {
     QKV_SCALE_SET = 2,
     /* 'window_left' and 'window_right' are set, even if they are 0. */
     QKV_WINDOW = 8,
-    /* The bits of a row do not depend on q_len either. */
+    /*
+     * The bits of a row do not depend on q_len either: several drafted
+     * tokens that are verified at once get the bits that decoding them one
+     * by one, with this flag too, gives. (Where the default q_offsets move
+     * along with kv_len, as a cache's do.) Few queries then take the kernels
+     * that many take, which costs a few queries time, and many none.
+     */
     QKV_INVARIANT = 16,
     /*
      * For tasks: those of few queries against many keys are cut along the keys
@@ -327,7 +336,18 @@ enum {
  * data + b * stride_batch + h * stride_head + i * stride_query + j * stride_key,
  * strides counting elements, which are bits for QKV_BIT. A stride of 0
  * repeats the mask along its axis; if all are 0 (and QKV_TENSOR_STRIDED is
- * not set) it is packed, [batch][q_heads][q_len][kv_len].
+ * not set) it is packed, [batch][q_heads][q_len][kv_len]. b is the sequence,
+ * and i and j count within it, in ragged batches too.
+ *
+ * A key that a boolean mask does not show (any byte but 0 shows) is hidden
+ * like one behind the causal edge, and so is one whose added number is
+ * -infinity: neither it nor its value has an effect, be they NaN. Every
+ * finite number is a bias, the lowest one too: a row that has -FLT_MAX on
+ * every key attends to all of them. (A bias below -2.3e38 counts as that, one
+ * beyond 2.3e38 as +infinity, and a sum with the logit that overflows to
+ * -infinity has the weight 0.)
+ * Keys and values of a block of keys that the mask hides from every query of
+ * a tile are not read.
  */
 typedef struct qkv_mask {
     const void *data; /* NULL: none */
@@ -417,14 +437,29 @@ typedef struct qkv_attention_desc {
     qkv_tensor key_scale, value_scale;
 
     /*
+     * What happens to a logit, in this order:
+     *
+     *     t = scale * head_scales[h] * (q . k)
+     *     t = softcap * tanh(t / softcap)       with a softcap
+     *     t = t + slopes[h] * (j - p)           with slopes
+     *     t = t + mask                          with an additive mask
+     *     t = -infinity                         if any rule hides the key
+     *
+     * and a key is hidden by its length, causal order, window, tree or mask,
+     * each on its own. Its error is that of the numerics above, with u times
+     * 7 |t| more for a softcap, 3 |slope (j - p)| + |t| for slopes and 2 |mask|
+     * + |t| for a mask.
+     *
      * With QKV_WINDOW: the query at position p sees the keys p - window_left
      * .. p + window_right only; a negative width has no limit. The first
      * 'sink_tokens' keys are always within the window. (The causal flag and
-     * the masks can still hide them.)
+     * the masks can still hide them.) The other keys outside are not read, nor
+     * are their values: time grows with the window, not with the length.
+     * Without the flag all three are 0.
      */
     int64_t window_left, window_right, sink_tokens;
 
-    /* The logit becomes softcap * tanh(logit / softcap), before masks and slopes. */
+    /* 0: none. Finite and positive otherwise; within 2 ulp of the exact tanh. */
     float softcap;
     int32_t weights_stage; /* what 'weights' holds: QKV_WEIGHTS_... */
 
@@ -433,20 +468,32 @@ typedef struct qkv_attention_desc {
 
     /*
      * For drafted trees of tokens: bit j of row i tells whether query i sees
-     * the sequence's key kv_len - q_len + j; all older keys are seen. Row i
-     * of sequence b begins at word (first row of b + i) * tree_stride.
+     * the sequence's key kv_len - q_len + j; all older keys are seen. Bit j is
+     * bit j % 64 of word j / 64 of the row, the lowest first. Row i of sequence
+     * b begins at word (first row of b + i) * tree_stride, its first row being
+     * b * q_len or q_starts[b]; tree_stride is at least ceil(q_len / 64).
      */
     const uint64_t *tree_mask;
     int64_t tree_stride;
 
-    /* Per query head, [q_heads] or NULL: slopes[h] * (j - p) is added to the
-     * logit of key j and the query at position p (ALiBi); the scale is
-     * multiplied by head_scales[h]; a logit that takes part in the softmax
-     * but has no value (sink). */
+    /*
+     * One number a query head, [q_heads], or NULL. 'slopes' as above (ALiBi;
+     * qkv_alibi_slopes() has the usual ones); 'head_scales' beside the scale;
+     * 'sinks' are logits that take part in the softmax of every row of the
+     * head but have no value: the weights of a row then sum to less than 1, and
+     * its log-sum-exp and maximum count the sink. A row that sees no key has
+     * the output 0 and its sink as log-sum-exp. A sink of -infinity is none.
+     */
     const float *slopes, *head_scales, *sinks;
 
-    /* Optional outputs, f32: the largest logit of every row (as lse), and the
-     * normalised weights, [batch][q_heads][q_len][kv_len]. */
+    /*
+     * Optional outputs, f32 (data NULL: none): the largest logit of every row,
+     * strided as lse is, -infinity for a row that sees no key; and a number
+     * for every query and key, [batch][q_heads][q_len][kv_len], which
+     * 'weights_stage' chooses. The matrix costs the time of making all logits
+     * again: it is there to look at, and for small cases. Entries of keys that
+     * do not exist are 0, or -infinity with QKV_WEIGHTS_MASKED.
+     */
     qkv_tensor row_max, weights;
 } qkv_attention_desc;
 
@@ -473,10 +520,20 @@ QKV_API qkv_status qkv_attention_supports(const qkv_attention_desc *desc,
                                           qkv_attention_support *support);
 
 /*
+ * qkv_alibi_slopes() writes the slopes that models with ALiBi are trained
+ * with (Press et al. 2022): 2^(-8 (h + 1) / n) for head h of n where n is a
+ * power of two; otherwise those of the largest power of two below n, followed
+ * by every second one, the first included, of twice as many heads.
+ * Returns QKV_OK, QKV_E_SHAPE for heads < 0, QKV_E_NULL or QKV_E_ALIGN.
+ * Since 0.2.
+ */
+QKV_API qkv_status qkv_alibi_slopes(float *slopes, int64_t heads);
+
+/*
  * qkv_attention_scratch_size() stores in '*bytes' how much scratch memory
  * qkv_attention() needs for 'desc' with 'workers' threads (1 for
- * qkv_attention() itself). It depends on workers, head sizes, dtypes and the
- * ISA alone, not on batch, heads, q_len or kv_len: one buffer serves every
+ * qkv_attention() itself). It depends on workers, head sizes, dtypes, which
+ * options are used and the ISA alone, not on batch, heads, q_len or kv_len: one buffer serves every
  * call of a model, from a single token to the longest prompt. (A problem
  * with nothing to write needs none.)
  *
@@ -500,7 +557,9 @@ QKV_API qkv_status qkv_attention_scratch_size(const qkv_attention_desc *desc, in
  * aligned to QKV_SCRATCH_ALIGN and overlaps none of the tensors.
  *
  * 'out' may be the query tensor itself (same address and strides, and
- * value_dim = head_dim); any other overlap of an output is refused.
+ * value_dim = head_dim); any other overlap of an output is refused. Inputs may
+ * overlap: of a latent cache the values are a prefix of the keys, the same
+ * memory with a smaller value_dim.
  *
  * Returns QKV_OK, or any of the codes above but QKV_E_ISA and QKV_E_INDEX,
  * in which case nothing is written. Since 0.1.
