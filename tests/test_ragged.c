@@ -27,7 +27,7 @@ enum {
     SLOT_ALONE_LSE
 };
 enum { MOST = 6 };
-enum { D_Q, D_K, D_V, D_OUT, D_OUT_BOUND, D_LSE, D_LSE_BOUND };
+enum { D_Q, D_K, D_V, D_OUT, D_OUT_BOUND, D_LSE, D_LSE_BOUND, D_Q_ERROR };
 
 /* How the rows of a sequence's keys and values are found. */
 typedef enum cache { CACHE_PADDED, CACHE_STARTS, CACHE_PAGES, CACHES } cache;
@@ -399,6 +399,22 @@ static const float *rows_of(const ragged *g, const float *all, int64_t b, int64_
     return all + ((batch * g->q_heads + h) * g->q_rows + g->s[b].q_first) * dim;
 }
 
+/* With integer keys a row of queries may be rounded to 16 bits: half a step. */
+static const double *query_error(const ragged *g, const double *q, int64_t rows)
+{
+    if (g->k_type != QKV_Q8_0 && g->k_type != QKV_I8 && g->k_type != QKV_Q4_0)
+        return NULL;
+    double *error = doubles(D_Q_ERROR, rows * g->dim);
+    for (int64_t i = 0; i < rows; i++) {
+        double max = 0;
+        for (int64_t d = 0; d < g->dim; d++)
+            max = fmax(max, fabs(q[i * g->dim + d]));
+        for (int64_t d = 0; d < g->dim; d++)
+            error[i * g->dim + d] = max / 65534;
+    }
+    return error;
+}
+
 static void expect_oracle(const ragged *g, int64_t b)
 {
     const sequence *s = &g->s[b];
@@ -423,6 +439,7 @@ static void expect_oracle(const ragged *g, int64_t b)
         .lse = doubles(D_LSE, rows),
         .lse_bound = doubles(D_LSE_BOUND, rows),
     };
+    o.q_error = query_error(g, o.q, rows);
     oracle_attention_run(&o);
     for (int64_t h = 0; h < g->q_heads; h++) {
         const int64_t at = h * s->q_len;
