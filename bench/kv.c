@@ -26,6 +26,7 @@ typedef struct kv_type {
 
 typedef struct kv_context {
     kv_type type;
+    qkv_rotary_f32_fn *rotary;
     bench_arena in, out;
     float *wide, *other; /* the rows as f32, read only here; queries or weights */
     char *rows;
@@ -248,6 +249,39 @@ static bool make_narrow(const bench_wish *wish, bench_case *c, kv_type type)
     c->elements = (double)n;
     c->bound = BENCH_NO_BOUND;
     finish(c, x, run_narrow, NULL);
+    return true;
+}
+
+/* ----------------------------------------------------------------- rotary */
+
+static void run_rotary(void *context, int worker)
+{
+    (void)worker;
+    const kv_context *x = context;
+    for (int64_t j = 0; j < x->kv_len; j++)
+        x->rotary(x->wide + j * x->dim, x->other, x->other + x->dim / 2, x->y + j * x->dim,
+                  x->dim / 2, false);
+}
+
+bool bench_make_rotary_f32(const bench_wish *wish, bench_case *c)
+{
+    bench_shape shape = *wish->shape;
+    shape.kv_len = wish->kernels->key_block;
+    const bench_wish block = {.shape = &shape, .kernels = wish->kernels};
+    const int64_t dim = shape.head_dim;
+    if (dim % 2)
+        return false;
+    kv_context *x = context_new(&block,
+                                (kv_type){.bytes = 2,
+                                          .elements = 1,
+                                          .widen_16 = wish->kernels->widen_f16,
+                                          .narrow_16 = wish->kernels->narrow_f16},
+                                dim, dim, shape.kv_len * dim);
+    x->rotary = wish->kernels->rotary_f32;
+    bench_fill_range(x->other, dim, -1.0f, 1.0f, 25);
+    c->elements = (double)(x->kv_len * dim);
+    c->bound = BENCH_NO_BOUND;
+    finish(c, x, run_rotary, NULL);
     return true;
 }
 

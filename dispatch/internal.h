@@ -351,6 +351,15 @@ typedef void qkv_narrow_kv_fn(const float *x, void *y, float *scale, int64_t n);
 typedef qkv_narrow_kv_fn qkv_narrow_f8_e4m3_fn, qkv_narrow_f8_e5m2_fn, qkv_narrow_q8_0_fn,
     qkv_narrow_q4_0_fn, qkv_narrow_i8_fn;
 
+/*
+ * Rotary position embedding of 2 * pairs elements: pair i, (a, b), becomes
+ * (a * cosines[i] - b * sines[i], a * sines[i] + b * cosines[i]), nothing
+ * fused. A pair is x[2i], x[2i + 1], or without 'neighbours' x[i], x[i +
+ * pairs]. y overlaps nothing.
+ */
+typedef void qkv_rotary_f32_fn(const float *x, const float *cosines, const float *sines, float *y,
+                               int64_t pairs, bool neighbours);
+
 /* The kernels of one ISA and the sizes that its tiles have. */
 typedef struct qkv_kernels {
     const char *name;

@@ -145,7 +145,7 @@ static qkv_status check_view(qkv_view *v, bool packed, qkv_access access)
         return QKV_E_ALIGN;
     if ((uintptr_t)qkv_bytes(v->dtype, span) > UINTPTR_MAX - address)
         return QKV_E_OVERFLOW;
-    if (access == QKV_OUTPUT && !rows_are_apart(v))
+    if ((access == QKV_OUTPUT || access == QKV_CACHE_OUTPUT) && !rows_are_apart(v))
         return QKV_E_STRIDE;
     return QKV_OK;
 }
@@ -155,7 +155,7 @@ qkv_status qkv_view_tensor(const qkv_tensor *t, int64_t batch, int64_t heads, in
 {
     if (t->dtype < QKV_F32 || t->dtype > QKV_Q4_0)
         return QKV_E_DTYPE;
-    if (t->dtype > QKV_BF16 && access != QKV_CACHE)
+    if (t->dtype > QKV_BF16 && access != QKV_CACHE && access != QKV_CACHE_OUTPUT)
         return QKV_E_UNSUPPORTED;
     if (dim % block_of(t->dtype).elements != 0)
         return QKV_E_SHAPE;

@@ -32,8 +32,9 @@ typedef struct qkv_mask_view {
     int64_t bytes; /* from the first byte to one past the last */
 } qkv_mask_view;
 
-/* QKV_CACHE: an input of keys or values, which may have any type but masks'. */
-typedef enum qkv_access { QKV_INPUT, QKV_OUTPUT, QKV_CACHE } qkv_access;
+/* QKV_CACHE: an input of keys or values, which may have any type but masks';
+ * QKV_CACHE_OUTPUT: one that is written. */
+typedef enum qkv_access { QKV_INPUT, QKV_OUTPUT, QKV_CACHE, QKV_CACHE_OUTPUT } qkv_access;
 
 /* Checks a tensor of batch x heads x rows rows of 'dim' elements, none of
  * which is negative, and fills in 'view'. */

@@ -673,6 +673,96 @@ typedef struct qkv_merge_desc {
  */
 QKV_API qkv_status qkv_merge(const qkv_merge_desc *desc);
 
+/* ------------------------------------------------------- filling a cache */
+
+enum {
+    /* The rotary embedding turns neighbours, x[2i] and x[2i + 1], instead of
+     * x[i] and x[i + rotary_dim / 2]. */
+    QKV_ROTARY_NEIGHBOURS = 64
+};
+
+/*
+ * New rows for a key/value cache. The cache's fields are those of
+ * qkv_attention_desc, so that the one's can be copied to the other.
+ */
+typedef struct qkv_kv_append_desc {
+    size_t size;       /* sizeof(qkv_kv_append_desc) */
+    int32_t flags;     /* QKV_ROTARY_NEIGHBOURS */
+    int32_t reserved;  /* 0 */
+    int64_t batch;     /* 0: 1 */
+    int64_t kv_heads;  /* 0: 1 */
+    int64_t new_len;   /* new rows a sequence; with 0 nothing is written */
+    int64_t kv_len;    /* rows that a sequence has room for */
+    int64_t head_dim;  /* elements of a key, from 1 on */
+    int64_t value_dim; /* elements of a value; 0: head_dim */
+
+    /* The new rows, [batch][kv_heads][new_len][head_dim or value_dim], f32, f16
+     * or bf16. One of the two may have data NULL: then only the other's cache
+     * is written. */
+    qkv_tensor new_key, new_value;
+
+    /*
+     * Ragged batches. With 'new_starts' ([batch + 1], not falling) new_key and
+     * new_value have no batch axis: sequence b owns their rows new_starts[b] ..
+     * new_starts[b + 1] - 1 of new_len.
+     */
+    const int64_t *new_starts;
+
+    /* Where the first new row of each sequence goes, [batch]: its length so
+     * far. NULL: 0. */
+    const int64_t *positions;
+
+    /* The cache, of any type up to QKV_Q4_0: [batch][kv_heads][kv_len][dim], or
+     * with a page_size pools of pages, as in qkv_attention_desc. */
+    qkv_tensor key, value;
+    qkv_tensor key_scale, value_scale; /* of QKV_I8, f32 */
+    int64_t page_size, pages, page_table_stride;
+    const int32_t *page_table;
+
+    /*
+     * Rotary position embedding of the first rotary_dim elements (an even
+     * number) of the new keys, before they are narrowed: the pair (a, b) of
+     * number i at position p becomes (a c - b s, a s + b c), with c = cosines[p
+     * * rotary_stride + i] and s = sines[...]; the tables have rotary_len rows
+     * of rotary_dim / 2 elements. 0: none.
+     */
+    int64_t rotary_dim, rotary_len;
+    int64_t rotary_stride; /* 0: rotary_dim / 2 */
+    const float *cosines, *sines;
+} qkv_kv_append_desc;
+
+/*
+ * qkv_kv_append() writes rows into a cache. Every row is converted by itself,
+ * with the same bits on every ISA (rounding to nearest, denormals not
+ * flushed):
+ *
+ * - f16, bf16: rounded once, to nearest, ties to even, overflowing to
+ *   infinity.
+ * - 8-bit floats likewise, but what lies beyond the largest number, infinity
+ *   too, becomes that number.
+ * - QKV_Q8_0 (a block), QKV_I8 (a row): with d = max|x| / 127, the integers
+ *   are x * (1 / d) rounded to nearest, ties to even, and the scale is d,
+ *   rounded to f16 for QKV_Q8_0.
+ * - QKV_Q4_0: with d = m / -8, m being the first element of largest magnitude,
+ *   the nibbles are min(15, floor(x * (1 / d) + 8.5)) and the scale is d
+ *   rounded to f16, as GGUF files have it.
+ *
+ * A scale beyond 65504 becomes that, with integers at their limits; where |d|
+ * < 2^-126 the integers stand for 0. A NaN or an infinity makes all of its
+ * block (QKV_I8: its row) NaN.
+ *
+ * No row of the cache but the new ones' is read or written. Rows of different
+ * sequences must not be the same memory. Calls for different rows may run at
+ * the same time. Where the source is not f32, or keys are rotated, head_dim
+ * and value_dim are at most 4096.
+ *
+ * Returns QKV_OK, or QKV_E_NULL / _SIZE / _FLAGS / _SHAPE (new rows that do not
+ * fit kv_len or rotary_len, too) / _STRIDE / _DTYPE / _ALIGN / _OVERLAP /
+ * _OVERFLOW / _INDEX (an entry of the page table that new rows need) /
+ * _UNSUPPORTED, in which case nothing is written. Since 0.2.
+ */
+QKV_API qkv_status qkv_kv_append(const qkv_kv_append_desc *desc);
+
 /* ----------------------------------------------------- projection, layer */
 
 enum {
