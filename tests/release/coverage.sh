@@ -1,0 +1,57 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# Line and branch coverage of dispatch, drivers and the scalar kernels by the
+# suite, and the lines that no test reaches. Needs gcov.
+#
+# usage: tests/release/coverage.sh [BUILD]
+set -eu
+cd "$(dirname "$0")/../.."
+build=${1:-build-coverage}
+
+# Kernels with other instructions are compiled too, so that dispatch is whole.
+[ -f "$build/build.ninja" ] ||
+    meson setup "$build" -Db_coverage=true -Dbuildtype=debugoptimized -Doptimization=1 >/dev/null
+ninja -C "$build" tests/qkv-tests >/dev/null
+find "$build" -name '*.gcda' -delete
+QKV_TEST_EFFORT=${QKV_TEST_EFFORT:-quick} "$build/tests/qkv-tests" >/dev/null 2>&1 || {
+    echo 'coverage: a test fails'
+    exit 1
+}
+
+# The objects of the static library alone: they are what the tests are linked with.
+report=$build/coverage
+rm -rf "$report" && mkdir -p "$report"
+objects=$(cd "$build" && find dispatch/libqkv.a.p kernels/libqkv_scalar.a.p -name '*.gcda' |
+    sed "s|^|$PWD/$build/|")
+# shellcheck disable=SC2086 # a list of files
+(cd "$report" && gcov -b -r -s "$OLDPWD" $objects >gcov.log 2>&1 || gcov -b $objects >gcov.log 2>&1)
+
+python3 - "$report" <<'PYTHON'
+import glob, os, re, sys
+total = {"lines": [0, 0], "branches": [0, 0]}
+missed = []
+for path in sorted(glob.glob(os.path.join(sys.argv[1], "*.c.gcov"))):
+    lines, branches, name = [0, 0], [0, 0], os.path.basename(path)[:-5]
+    for text in open(path, errors="replace"):
+        match = re.match(r"\s*([-#=\d]+\*?):\s*(\d+):(.*)", text)
+        if match and match.group(2) == "0" and match.group(3).startswith("Source:"):
+            name = match.group(3)[7:]
+        elif match and match.group(2) != "0" and not match.group(1).startswith("-"):
+            hit = match.group(1)[0] not in "#="
+            lines[0] += hit
+            lines[1] += 1
+            if not hit:
+                missed.append(f"{name}:{match.group(2)}:{match.group(3)}")
+        elif re.match(r"branch\s+\d+ (taken|never)", text):
+            branches[0] += bool(re.search(r"taken [1-9]", text))
+            branches[1] += 1
+    for key, part in (("lines", lines), ("branches", branches)):
+        total[key] = [a + b for a, b in zip(total[key], part)]
+    print("%-40s lines %3d of %3d, branches %3d of %3d" % (name[-40:], *lines, *branches))
+for key, (hit, every) in total.items():
+    print(f"{key}: {100 * hit / max(every, 1):.1f} %")
+print("not reached:")
+print("\n".join("  " + line for line in missed))
+sys.exit(not (total["lines"][0] >= 0.95 * total["lines"][1]
+              and total["branches"][0] >= 0.90 * total["branches"][1]))
+PYTHON
