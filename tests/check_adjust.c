@@ -19,9 +19,10 @@ static void expect_tanh(const float *x, const float *y, int64_t n)
         if (isnan(x[i])) {
             if (!isnan(y[i]))
                 fail_with("tanh(NaN) is %.9g", (double)y[i]);
-        } else if (!(oracle_ulp_error(y[i], exact) <= 2.0 ||
-                     fabs((double)y[i] - exact) <= ORACLE_TINY) ||
-                   signbit(y[i]) != signbit(x[i]) || fabsf(y[i]) > 1.0f) {
+        } else if (exact != 0.0 && y[i] == 0.0f && fabs(exact) <= ORACLE_TINY) {
+            continue; /* lost, as where denormals are flushed */
+        } else if (!(oracle_ulp_error(y[i], exact) <= 2.0) || signbit(y[i]) != signbit(x[i]) ||
+                   fabsf(y[i]) > 1.0f) {
             fail_with("tanh(%.9g) is %.9g, expected %.17g", (double)x[i], (double)y[i], exact);
         }
     }
