@@ -42,16 +42,19 @@ static void neighbours_of_row(const float *x, const float *cosines, const float 
 static void halves_of_row(const float *x, const float *cosines, const float *sines, float *y,
                           int64_t pairs)
 {
-    for (int64_t i = 0; i < pairs; i += LANES) {
-        const int64_t n = pairs - i < LANES ? pairs - i : LANES;
-        const __m256i mask = tail_mask(n);
-        const __m256 a = _mm256_maskload_ps(x + i, mask);
-        const __m256 b = _mm256_maskload_ps(x + pairs + i, mask);
-        const __m256 c = _mm256_maskload_ps(cosines + i, mask);
-        const __m256 s = _mm256_maskload_ps(sines + i, mask);
-        _mm256_maskstore_ps(y + i, mask, _mm256_sub_ps(_mm256_mul_ps(a, c), _mm256_mul_ps(b, s)));
-        _mm256_maskstore_ps(y + pairs + i, mask,
-                            _mm256_add_ps(_mm256_mul_ps(a, s), _mm256_mul_ps(b, c)));
+    int64_t i = 0;
+    for (; i + LANES <= pairs; i += LANES) {
+        const __m256 a = _mm256_loadu_ps(x + i), b = _mm256_loadu_ps(x + pairs + i);
+        const __m256 c = _mm256_loadu_ps(cosines + i), s = _mm256_loadu_ps(sines + i);
+        _mm256_storeu_ps(y + i, _mm256_sub_ps(_mm256_mul_ps(a, c), _mm256_mul_ps(b, s)));
+        _mm256_storeu_ps(y + pairs + i, _mm256_add_ps(_mm256_mul_ps(a, s), _mm256_mul_ps(b, c)));
+    }
+    if (i < pairs) { /* masked stores are slow on some cores: only here */
+        const int64_t rest = pairs - i;
+        const __m256 a = load_tail(x + i, rest), b = load_tail(x + pairs + i, rest);
+        const __m256 c = load_tail(cosines + i, rest), s = load_tail(sines + i, rest);
+        store_tail(y + i, rest, _mm256_sub_ps(_mm256_mul_ps(a, c), _mm256_mul_ps(b, s)));
+        store_tail(y + pairs + i, rest, _mm256_add_ps(_mm256_mul_ps(a, s), _mm256_mul_ps(b, c)));
     }
 }
 

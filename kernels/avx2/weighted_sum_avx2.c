@@ -81,6 +81,19 @@ QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, cons
         _mm256_store_ps(p->sums + r * PANEL + d + v * LANES, acc[r][v]);
 }
 
+QKV_INLINE void add_half_block(const char *block, const float *const *weights, int64_t j,
+                               const int n_rows, const int half, const int type, __m256 acc[4][2])
+{
+    const __m256 v0 = block_8(block, 16 * half, type);
+    const __m256 v1 = block_8(block, 16 * half + 8, type);
+    QKV_UNROLL
+    for (int r = 0; r < n_rows; r++) {
+        const __m256 w = _mm256_broadcast_ss(weights[r] + j);
+        acc[r][0] = _mm256_fmadd_ps(w, v0, acc[r][0]);
+        acc[r][1] = _mm256_fmadd_ps(w, v1, acc[r][1]);
+    }
+}
+
 /*
  * Half a block of q8_0 or q4_0 from column d on, whose scales are in the
  * weights. Four rows take 16 instructions for 8 multiply-adds.
@@ -99,17 +112,17 @@ QKV_INLINE void sum_half_block(const sum_part *p, int64_t d, const int n_rows, c
         acc[r][0] = _mm256_load_ps(sums + r * PANEL);
         acc[r][1] = _mm256_load_ps(sums + r * PANEL + LANES);
     }
-    for (int64_t j = 0; j < p->keys; j++, block += values_stride) {
-        _mm_prefetch(block + ahead, _MM_HINT_T0);
-        const __m256 v0 = block_8(block, 16 * half, type);
-        const __m256 v1 = block_8(block, 16 * half + 8, type);
-        QKV_UNROLL
-        for (int r = 0; r < n_rows; r++) {
-            const __m256 w = _mm256_broadcast_ss(weights[r] + j);
-            acc[r][0] = _mm256_fmadd_ps(w, v0, acc[r][0]);
-            acc[r][1] = _mm256_fmadd_ps(w, v1, acc[r][1]);
+    int64_t j = 0;
+    for (; j + 2 <= p->keys; j += 2, block += 2 * values_stride) {
+        if (half == 0) { /* once a block, which is half a line */
+            _mm_prefetch(block + ahead, _MM_HINT_T0);
+            _mm_prefetch(block + values_stride + ahead, _MM_HINT_T0);
         }
+        add_half_block(block, weights, j, n_rows, half, type, acc);
+        add_half_block(block + values_stride, weights, j + 1, n_rows, half, type, acc);
     }
+    if (j < p->keys)
+        add_half_block(block, weights, j, n_rows, half, type, acc);
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
         _mm256_store_ps(sums + r * PANEL, acc[r][0]);
@@ -117,15 +130,31 @@ QKV_INLINE void sum_half_block(const sum_part *p, int64_t d, const int n_rows, c
     }
 }
 
+/* The scales of the blocks of up to 8 keys, 'stride' bytes apart. Inserted
+ * one by one: gathered in memory, the load would wait for the stores. */
+QKV_INLINE __m256 scales_of(const char *block, int64_t stride, int64_t n)
+{
+    __m128i halves = _mm_setzero_si128();
+    int16_t h[LANES] = {0};
+    if (n == LANES) {
+        QKV_UNROLL
+        for (int k = 0; k < LANES; k++)
+            memcpy(&h[k], block + k * stride, sizeof h[k]);
+        halves = _mm_setr_epi16(h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7]);
+    } else {
+        for (int64_t k = 0; k < n; k++)
+            memcpy(&h[k], block + k * stride, sizeof h[k]);
+        halves = load_128(h);
+    }
+    return _mm256_cvtph_ps(halves);
+}
+
 /* scaled[r][j] = weights[r][j] * the scale of key j's block, 8 keys at a time. */
 QKV_INLINE void block_weights(const sum_part *p, const char *block, const int n_rows, float *scaled)
 {
     for (int64_t j = 0; j < p->keys; j += LANES, block += LANES * p->values_stride) {
         const int64_t n = p->keys - j < LANES ? p->keys - j : LANES;
-        uint16_t halves[LANES] = {0};
-        for (int64_t k = 0; k < n; k++)
-            memcpy(&halves[k], block + k * p->values_stride, sizeof *halves);
-        const __m256 scales = _mm256_cvtph_ps(load_128(halves));
+        const __m256 scales = scales_of(block, p->values_stride, n);
         QKV_UNROLL
         for (int r = 0; r < n_rows; r++) {
             const float *weights = p->weights + r * p->weights_stride + j;
