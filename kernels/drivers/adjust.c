@@ -69,9 +69,14 @@ bool qkv_has_bias(const qkv_attention_problem *p)
     return p->mask.data || p->tree_mask;
 }
 
-static float bias_of_bit(bool seen)
+/* 0 for a key that is seen, -inf for one that is not: without a branch, as
+ * masks may be as good as random. */
+static float bias_of_bit(uint32_t seen)
 {
-    return seen ? 0.0f : -INFINITY;
+    const uint32_t bits = (seen - 1) & 0xff800000;
+    float bias;
+    memcpy(&bias, &bits, sizeof bias);
+    return bias;
 }
 
 static void bits_to_bias(const uint8_t *bytes, int64_t first, int64_t stride, int64_t n,
@@ -79,14 +84,18 @@ static void bits_to_bias(const uint8_t *bytes, int64_t first, int64_t stride, in
 {
     for (int64_t j = 0; j < n; j++) {
         const int64_t bit = first + j * stride;
-        bias[j] = bias_of_bit(bytes[bit / 8] >> bit % 8 & 1);
+        bias[j] = bias_of_bit(bytes[bit / 8] >> bit % 8 & 1u);
     }
 }
 
 static void bools_to_bias(const uint8_t *bytes, int64_t stride, int64_t n, float *bias)
 {
-    for (int64_t j = 0; j < n; j++)
-        bias[j] = bias_of_bit(bytes[j * stride] != 0);
+    if (stride == 1) /* the loop that compilers make vectors of */
+        for (int64_t j = 0; j < n; j++)
+            bias[j] = bias_of_bit(bytes[j] != 0);
+    else
+        for (int64_t j = 0; j < n; j++)
+            bias[j] = bias_of_bit(bytes[j * stride] != 0);
 }
 
 /* Elements 'stride' apart, one by one; next to each other, all at once. */
@@ -103,8 +112,11 @@ static void halves_to_bias(const qkv_kernels *k, int32_t dtype, const uint16_t *
 
 static void floats_to_bias(const float *floats, int64_t stride, int64_t n, float *bias)
 {
-    for (int64_t j = 0; j < n; j++)
-        bias[j] = floats[j * stride];
+    if (stride == 1)
+        memcpy(bias, floats, (size_t)n * sizeof *bias);
+    else
+        for (int64_t j = 0; j < n; j++)
+            bias[j] = floats[j * stride];
 }
 
 static void mask_row(const qkv_mask_view *m, const qkv_kernels *k, qkv_row_place at, int64_t first,
@@ -129,6 +141,13 @@ static bool any_seen(const float *bias, int64_t n)
         if (bias[j] != -INFINITY)
             return true;
     return false;
+}
+
+bool qkv_same_bias(const qkv_attention_problem *p, qkv_row_place a, qkv_row_place b)
+{
+    if (a.query != b.query && (p->tree_mask || p->mask.stride[QKV_AXIS_ROW] != 0))
+        return false;
+    return a.head == b.head || !p->mask.data || p->mask.stride[QKV_AXIS_HEAD] == 0;
 }
 
 bool qkv_bias_row(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_place place,
@@ -161,15 +180,19 @@ void qkv_adjust_row(const qkv_attention_problem *p, const qkv_kernels *k, qkv_ro
                                              .bias_scale = f.bias_scale});
 }
 
-void qkv_add_odd_values(const float *weights, const float *bias, const float *values,
-                        int64_t values_stride, int64_t kv_len, int64_t value_dim, float *out)
+bool qkv_any_odd(const float *x, int64_t n)
 {
-    for (int64_t j = 0; j < kv_len; j++) {
-        if (weights[j] != 0.0f || bias[j] == -INFINITY)
-            continue;
-        const float *value = values + j * values_stride;
-        for (int64_t d = 0; d < value_dim; d++)
-            if (!isfinite(value[d]))
-                out[d] += weights[j] * value[d];
-    }
+    bool any = false;
+    for (int64_t i = 0; i < n; i++)
+        any |= !isfinite(x[i]);
+    return any;
+}
+
+void qkv_add_odd_value(float weight, float bias, const float *value, int64_t value_dim, float *out)
+{
+    if (weight != 0.0f || bias == -INFINITY)
+        return;
+    for (int64_t d = 0; d < value_dim; d++)
+        if (!isfinite(value[d]))
+            out[d] += weight * value[d];
 }

@@ -28,6 +28,9 @@ bool qkv_has_bias(const qkv_attention_problem *problem);
 bool qkv_bias_row(const qkv_attention_problem *problem, const qkv_kernels *kernels,
                   qkv_row_place place, int64_t first, int64_t n, float *bias);
 
+/* Do two rows of a sequence have the same biases for certain? */
+bool qkv_same_bias(const qkv_attention_problem *problem, qkv_row_place a, qkv_row_place b);
+
 /*
  * The factors of a row. In units of log2(e), for the softmax; or as they are,
  * for those that look at logits.
@@ -53,11 +56,11 @@ qkv_row_state qkv_first_state(const qkv_attention_problem *problem, int64_t head
 /*
  * A value that is NaN or infinite cannot stand in a weighted sum beside keys
  * that a row does not see: 0 times it is NaN. weighted_sum passes over every
- * weight of 0; this adds what it left out of keys that are seen: out[d] += 0 *
- * values[j][d] where that is not 0. 'weights' are of the row, 'bias' as above.
+ * weight of 0; qkv_add_odd_value() adds what it left out of a key that is seen:
+ * out[d] += 0 * value[d] where that is not 0. 'bias' is the key's for this row.
  */
-void qkv_add_odd_values(const float *weights, const float *bias, const float *values,
-                        int64_t values_stride, int64_t kv_len, int64_t value_dim, float *out);
+bool qkv_any_odd(const float *x, int64_t n);
+void qkv_add_odd_value(float weight, float bias, const float *value, int64_t value_dim, float *out);
 
 /* The row's normalised weights, or its logits, into the descriptor's 'weights'.
  * 'scratch' has room for qkv_weights_scratch() floats. */

@@ -269,23 +269,32 @@ static float row_softmax(const qkv_attention_problem *p, const qkv_kernels *k, q
     return k->softmax_step_f32(logits + first, n, p->adjusted ? 1.0f : p->scale_log2, state);
 }
 
+/* Does some row of the block see key j with a weight of 0? */
+static bool zero_weight_seen(row_block block, int64_t j, const row_scratch *s)
+{
+    for (int64_t i = 0; i < block.rows; i++)
+        if (s->logits[i * QKV_KEY_BLOCK + j] == 0.0f && s->bias[i * QKV_KEY_BLOCK + j] != -INFINITY)
+            return true;
+    return false;
+}
+
 /* The values that are not finite of keys that a row sees with a weight of 0:
  * the sum has passed over all weights of 0. */
 static void odd_values(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
                        row_block block, float *out, const row_scratch *s)
 {
     const int64_t kv_len = block.keys.end - block.keys.begin;
-    for (int64_t i = 0; i < block.rows; i++) {
-        const float *weights = s->logits + i * QKV_KEY_BLOCK, *bias = s->bias + i * QKV_KEY_BLOCK;
-        for (int64_t j = 0; j < kv_len; j++) {
-            if (weights[j] != 0.0f || bias[j] == -INFINITY)
-                continue;
-            const qkv_f32_rows value =
-                qkv_fetch_rows(p, k, &p->value, pass->run.sequence, pass->run.kv_head,
-                               block.keys.begin + j, 1, s->value);
-            qkv_add_odd_values(weights + j, bias + j, value.data, value.stride, 1, p->value_dim,
-                               out + (block.row + i) * p->value_dim);
-        }
+    for (int64_t j = 0; j < kv_len; j++) {
+        if (!zero_weight_seen(block, j, s))
+            continue;
+        const qkv_f32_rows value =
+            qkv_fetch_rows(p, k, &p->value, pass->run.sequence, pass->run.kv_head,
+                           block.keys.begin + j, 1, s->value);
+        if (!qkv_any_odd(value.data, p->value_dim))
+            continue;
+        for (int64_t i = 0; i < block.rows; i++)
+            qkv_add_odd_value(s->logits[i * QKV_KEY_BLOCK + j], s->bias[i * QKV_KEY_BLOCK + j],
+                              value.data, p->value_dim, out + (block.row + i) * p->value_dim);
     }
 }
 

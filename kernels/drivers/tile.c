@@ -187,9 +187,7 @@ static bool is_adjusted(const qkv_attention_problem *p, qkv_range block)
 /* Moves the values that are not finite from 'values' to 'odd'; any at all? */
 static bool part_odd_values(float *values, float *odd, int64_t n)
 {
-    bool any = false;
-    for (int64_t i = 0; i < n; i++)
-        any |= !isfinite(values[i]);
+    const bool any = qkv_any_odd(values, n);
     for (int64_t i = 0; any && i < n; i++) {
         const bool finite = isfinite(values[i]);
         odd[i] = finite ? 0.0f : values[i];
@@ -241,10 +239,17 @@ static bool bias_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
 {
     const float *rows[QKV_TILE_ROWS_MAX];
     bool any = false;
+    qkv_row_place before = {0};
     for (int64_t i = 0; i < t.count; i++) {
+        const qkv_row_place place = qkv_place_of(p, run, t.first + i);
         float *row = s->bias_rows + i * k->key_block;
-        any |= qkv_bias_row(p, k, qkv_place_of(p, run, t.first + i), first, kv_len, row);
-        rows[i] = row;
+        if (i > 0 && qkv_same_bias(p, before, place)) {
+            rows[i] = rows[i - 1];
+        } else {
+            any |= qkv_bias_row(p, k, place, first, kv_len, row);
+            rows[i] = row;
+        }
+        before = place;
     }
     if (any)
         k->tile_load_f32(rows, t.count, kv_len, s->bias);
@@ -423,9 +428,12 @@ static void step_block(const qkv_attention_problem *p, const qkv_kernels *k, qkv
 static qkv_range next_block(const qkv_attention_problem *p, const qkv_kernels *k, int64_t first,
                             int64_t sinks, qkv_range sees)
 {
-    const int64_t size = k->key_block / 4 * 3;
-    if (first >= sinks && first + size <= sees.begin)
-        first = sees.begin / size * size;
+    const int64_t size = k->key_block / 4 * 3, begin = sees.begin / size * size;
+    if (first >= sinks && first < begin)
+        first = begin;
+    /* Of a block of which only sinks are seen the rest would cost time. */
+    if (first < sinks && sinks < first + size && first + size <= begin)
+        return (qkv_range){first, sinks};
     const int64_t rest = sees.end - first;
     const int64_t most = p->invariant ? size : k->key_block;
     return (qkv_range){first, first + (rest <= most ? rest : size)};
