@@ -37,6 +37,8 @@ enum {
     C_RIGHT,
     C_SINK_TOKENS,
     C_OFFSETS, /* 0: NULL; else how widely they scatter */
+    C_KV_LENS, /* a length of its own for every sequence */
+    C_PAGED,   /* pages of 4 << n keys, in any order */
     C_SCALE,   /* 0: the default; 1: set to 0; 2: negative; 3: large */
     C_SOFTCAP,
     C_SLOPES,
@@ -64,12 +66,14 @@ enum {
 };
 
 static const char *const field_names[C_FIELDS] = {
-    "more batch",     "more kv_heads", "more group",   "more q_len", "kv_len",      "more head_dim",
-    "more value_dim", "causal",        "windowed",     "left",       "right",       "sink_tokens",
-    "offsets",        "scale",         "softcap",      "slopes",     "head_scales", "sinks",
-    "mask",           "mask strides",  "mask density", "tree",       "type q",      "type k",
-    "type v",         "type out",      "how q",        "how kv",     "how out",     "in place",
-    "latent",         "invariant",     "row_max",      "weights",    "poison",      "nan"};
+    "more batch",    "more kv_heads",  "more group",   "more q_len",  "kv_len",
+    "more head_dim", "more value_dim", "causal",       "windowed",    "left",
+    "right",         "sink_tokens",    "offsets",      "kv_lens",     "paged",
+    "scale",         "softcap",        "slopes",       "head_scales", "sinks",
+    "mask",          "mask strides",   "mask density", "tree",        "type q",
+    "type k",        "type v",         "type out",     "how q",       "how kv",
+    "how out",       "in place",       "latent",       "invariant",   "row_max",
+    "weights",       "poison",         "nan"};
 
 typedef struct sem_case {
     uint64_t seed;
@@ -106,6 +110,8 @@ static void random_features(rng *r, sem_case *c)
         c->f[C_SINK_TOKENS] = one_in(r, 2) ? 0 : (int)rng_int(r, 1, one_in(r, 2) ? 4 : most);
     }
     c->f[C_OFFSETS] = one_in(r, 4) ? (int)rng_int(r, 1, 2 * most) : 0;
+    c->f[C_KV_LENS] = one_in(r, 5);
+    c->f[C_PAGED] = one_in(r, 5) ? (int)rng_int(r, 1, 3) : 0;
     c->f[C_SCALE] = one_in(r, 5) ? (int)rng_int(r, 1, 3) : 0;
     c->f[C_SOFTCAP] = one_in(r, 4) ? (int)rng_int(r, 1, 60) : 0;
     c->f[C_SLOPES] = one_in(r, 5);
@@ -155,6 +161,8 @@ typedef struct any_tensor {
     int32_t dtype;
     int64_t count[3], stride[3], dim, extent;
     qkv_tensor desc;
+    const int32_t *pages; /* NULL: batch and row are what they say */
+    int64_t table_stride, page_size;
 } any_tensor;
 
 static int64_t bytes_of(int32_t dtype)
@@ -188,6 +196,10 @@ static any_tensor any_make(int slot, int64_t batch, int64_t heads, int64_t rows,
 
 static void *any_row(const any_tensor *t, int64_t b, int64_t h, int64_t i)
 {
+    if (t->pages) {
+        b = t->pages[b * t->table_stride + i / t->page_size];
+        i %= t->page_size;
+    }
     return t->data + (b * t->stride[0] + h * t->stride[1] + i * t->stride[2]) * bytes_of(t->dtype);
 }
 
@@ -243,7 +255,8 @@ typedef struct instance {
     bool in_place;
     float slopes[32], head_scales[32], sinks[32];
     double slopes64[32], head_scales64[32], sinks64[32];
-    int64_t offsets[8];
+    int64_t offsets[8], lens[8];
+    int32_t *pages;
     uint64_t *tree;
     unsigned char *tree_bytes;
     qkv_attention_desc desc;
@@ -261,8 +274,10 @@ static void make_arrays(instance *x, rng *r)
         x->head_scales64[h] = (double)x->head_scales[h];
         x->sinks64[h] = (double)x->sinks[h];
     }
-    for (int b = 0; b < 8; b++)
+    for (int b = 0; b < 8; b++) {
         x->offsets[b] = rng_int(r, -x->q_len - 1, x->c.f[C_OFFSETS]);
+        x->lens[b] = rng_int(r, 0, x->kv_len);
+    }
     const sem_case *c = &x->c;
     x->desc.slopes = c->f[C_SLOPES] ? x->slopes : NULL;
     x->desc.head_scales = c->f[C_HEAD_SCALES] ? x->head_scales : NULL;
@@ -272,6 +287,8 @@ static void make_arrays(instance *x, rng *r)
     x->oracle.head_scales = c->f[C_HEAD_SCALES] ? x->head_scales64 : NULL;
     x->oracle.sinks = c->f[C_SINKS] ? x->sinks64 : NULL;
     x->oracle.q_offsets = x->desc.q_offsets;
+    x->desc.kv_lens = c->f[C_KV_LENS] ? x->lens : NULL;
+    x->oracle.kv_lens = x->desc.kv_lens;
 }
 
 /* The mask's element at (b, h, i, j): what the oracle adds. */
@@ -409,17 +426,48 @@ static void make_sizes(instance *x)
                                    .value_dim = x->value_dim};
 }
 
-static void make_tensors(instance *x)
+/* A pool of pages, one more than are used, and who has which. */
+static void make_pages(instance *x, rng *r)
+{
+    const int64_t size = 4 << x->c.f[C_PAGED], each = (x->kv_len + size - 1) / size;
+    const int64_t used = x->batch * each;
+    x->pages = malloc((size_t)(used + 1) * sizeof *x->pages);
+    for (int64_t i = 0; i < used; i++) {
+        const int64_t k = rng_int(r, 0, i);
+        x->pages[i] = x->pages[k];
+        x->pages[k] = (int32_t)i;
+    }
+    x->desc.page_size = size;
+    x->desc.pages = used + 1;
+    x->desc.page_table = x->pages;
+    x->desc.page_table_stride = each;
+}
+
+static any_tensor make_cache(const instance *x, int slot, int64_t dim, int how, int32_t dtype)
+{
+    if (!x->c.f[C_PAGED])
+        return any_make(slot, x->batch, x->kv_heads, x->kv_len, dim, how, dtype);
+    any_tensor t = any_make(slot, x->desc.pages, x->kv_heads, x->desc.page_size, dim, how, dtype);
+    t.count[0] = x->batch;
+    t.count[2] = x->kv_len;
+    t.pages = x->pages;
+    t.table_stride = x->desc.page_table_stride;
+    t.page_size = x->desc.page_size;
+    return t;
+}
+
+static void make_tensors(instance *x, rng *r)
 {
     const int *f = x->c.f;
+    if (f[C_PAGED])
+        make_pages(x, r);
     x->q = any_make(SLOT_Q, x->batch, x->q_heads, x->q_len, x->dim, f[C_HOW_Q], f[C_TYPE_Q]);
-    x->k = any_make(SLOT_K, x->batch, x->kv_heads, x->kv_len, x->dim, f[C_HOW_KV], f[C_TYPE_K]);
+    x->k = make_cache(x, SLOT_K, x->dim, f[C_HOW_KV], f[C_TYPE_K]);
     if (f[C_LATENT]) {
         x->v = x->k;
         x->v.dim = x->value_dim;
     } else {
-        x->v = any_make(SLOT_V, x->batch, x->kv_heads, x->kv_len, x->value_dim, f[C_HOW_KV],
-                        f[C_TYPE_V]);
+        x->v = make_cache(x, SLOT_V, x->value_dim, f[C_HOW_KV], f[C_TYPE_V]);
     }
     x->out = x->in_place ? x->q
                          : any_make(SLOT_O, x->batch, x->q_heads, x->q_len, x->value_dim,
@@ -510,7 +558,7 @@ static void instance_make(instance *x, const sem_case *c)
     make_arrays(x, &r);
     make_mask(x, &r);
     make_tree(x, &r);
-    make_tensors(x);
+    make_tensors(x, &r);
     make_contents(x, &r);
     ask_oracle(x);
     x->queries = malloc((size_t)(x->q.extent * 4) + 1);
@@ -521,6 +569,7 @@ static void instance_free(instance *x)
 {
     free(x->queries);
     free(x->tree_bytes);
+    free(x->pages);
 }
 
 /* ------------------------------------------------------------- comparison */

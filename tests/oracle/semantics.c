@@ -10,9 +10,14 @@ static const double tiny = 0x1p-126, half_denormal = 0x1p-150;
 /* e^-105 is below half the smallest denormal: no weight is left there. */
 static const double negligible = 105;
 
+static int64_t length_of(const oracle_semantics *s, int64_t batch)
+{
+    return s->kv_lens ? s->kv_lens[batch] : s->kv_len;
+}
+
 static int64_t position_of(const oracle_semantics *s, int64_t batch, int64_t query)
 {
-    return query + (s->q_offsets ? s->q_offsets[batch] : s->kv_len - s->q_len);
+    return query + (s->q_offsets ? s->q_offsets[batch] : length_of(s, batch) - s->q_len);
 }
 
 static int within_window(const oracle_semantics *s, int64_t position, int64_t key)
@@ -25,7 +30,7 @@ static int within_window(const oracle_semantics *s, int64_t position, int64_t ke
 
 static int within_tree(const oracle_semantics *s, int64_t batch, int64_t query, int64_t key)
 {
-    const int64_t drafted = key - (s->kv_len - s->q_len);
+    const int64_t drafted = key - (length_of(s, batch) - s->q_len);
     return !s->tree || drafted < 0 || s->tree[(batch * s->q_len + query) * s->q_len + drafted] != 0;
 }
 
@@ -37,7 +42,7 @@ static int64_t row_at(const oracle_semantics *s, int64_t batch, int64_t head, in
 int oracle_sees(const oracle_semantics *s, int64_t batch, int64_t head, int64_t query, int64_t key)
 {
     const int64_t position = position_of(s, batch, query);
-    if (s->causal && key > position)
+    if (key >= length_of(s, batch) || (s->causal && key > position))
         return 0;
     if (!within_window(s, position, key) || !within_tree(s, batch, query, key))
         return 0;
@@ -208,7 +213,10 @@ static void row_run(const oracle_semantics *s, int64_t batch, int64_t head, int6
         number x = scaled(s, batch, head, query, j);
         const number stages[] = {x, x, capped(s, x),
                                  complete(s, batch, head, query, j, capped(s, x))};
-        if (s->weights && s->stage != ORACLE_SOFTMAX) {
+        if (s->weights && s->stage != ORACLE_SOFTMAX && j >= length_of(s, batch)) {
+            s->weights[at * s->kv_len + j] = s->stage == ORACLE_MASKED ? -HUGE_VAL : 0;
+            s->weights_bound[at * s->kv_len + j] = 0;
+        } else if (s->weights && s->stage != ORACLE_SOFTMAX) {
             s->weights[at * s->kv_len + j] = stages[s->stage].value;
             s->weights_bound[at * s->kv_len + j] = stages[s->stage].error;
         }

@@ -18,7 +18,8 @@ typedef struct oracle_semantics {
     const double *q, *k, *v; /* [batch][heads][rows][dim] */
     double scale;
     int causal;
-    const int64_t *q_offsets; /* NULL: kv_len - q_len */
+    const int64_t *kv_lens;   /* [batch], NULL: kv_len */
+    const int64_t *q_offsets; /* [batch], NULL: length - q_len */
     int windowed;
     int64_t window_left, window_right, sink_tokens;
     double softcap;                             /* 0: none */
