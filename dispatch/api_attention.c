@@ -214,50 +214,76 @@ static qkv_status check_tensors(const qkv_attention_desc *d, qkv_attention_probl
     return status;
 }
 
-enum { INPUTS = 15, OUTPUTS = 4 };
+/* The memory that a problem reads, the query first, and that it writes. Most of
+ * what a descriptor can name is not there, and a short call has no time to look
+ * at it again and again. */
+enum { INPUTS_MAX = 15, OUTPUTS_MAX = 4, ARRAYS_MAX = 10 };
+typedef struct memory_list {
+    const qkv_view *inputs[INPUTS_MAX], *outputs[OUTPUTS_MAX];
+    int n_inputs, n_outputs, n_arrays;
+    qkv_view arrays[ARRAYS_MAX];
+} memory_list;
 
-/* All memory that a problem reads, the query first, and all that it writes. */
-static void list_memory(const qkv_attention_problem *p, qkv_view inputs[INPUTS],
-                        qkv_view outputs[OUTPUTS])
+static void list_input(memory_list *list, const qkv_view *view)
 {
+    if (view->bytes > 0)
+        list->inputs[list->n_inputs++] = view;
+}
+
+static void list_output(memory_list *list, const qkv_view *view)
+{
+    if (view->bytes > 0)
+        list->outputs[list->n_outputs++] = view;
+}
+
+static void list_array(memory_list *list, const void *data, int64_t count, size_t size)
+{
+    if (!data)
+        return;
+    list->arrays[list->n_arrays] = qkv_view_bytes(data, count, size);
+    list_input(list, &list->arrays[list->n_arrays++]);
+}
+
+static void list_memory(const qkv_attention_problem *p, memory_list *list)
+{
+    list->n_inputs = list->n_outputs = list->n_arrays = 0;
+    list_input(list, &p->query);
+    list_input(list, &p->key);
+    list_input(list, &p->value);
+    list_input(list, &p->key_scale);
+    list_input(list, &p->value_scale);
+    list_array(list, p->q_starts, p->batch + 1, sizeof *p->q_starts);
+    list_array(list, p->kv_starts, p->batch + 1, sizeof *p->kv_starts);
+    list_array(list, p->kv_lens, p->batch, sizeof *p->kv_lens);
+    list_array(list, p->q_offsets, p->batch, sizeof *p->q_offsets);
+    list_array(list, p->page_table, p->batch * p->page_table_stride, sizeof *p->page_table);
+    list_array(list, p->mask.data, p->mask.bytes, 1);
     const int64_t rows = p->q_starts ? p->q_len : p->batch * p->q_len;
-    const qkv_view all_inputs[INPUTS] = {
-        p->query,
-        p->key,
-        p->value,
-        p->key_scale,
-        p->value_scale,
-        qkv_view_bytes(p->q_starts, p->batch + 1, sizeof *p->q_starts),
-        qkv_view_bytes(p->kv_starts, p->batch + 1, sizeof *p->kv_starts),
-        qkv_view_bytes(p->kv_lens, p->batch, sizeof *p->kv_lens),
-        qkv_view_bytes(p->q_offsets, p->batch, sizeof *p->q_offsets),
-        qkv_view_bytes(p->page_table, p->batch * p->page_table_stride, sizeof *p->page_table),
-        qkv_view_bytes(p->mask.data, p->mask.bytes, 1),
-        qkv_view_bytes(p->tree_mask, p->tree_mask ? rows * p->tree_stride : 0,
-                       sizeof *p->tree_mask),
-        qkv_view_bytes(p->slopes, p->q_heads, sizeof *p->slopes),
-        qkv_view_bytes(p->head_scales, p->q_heads, sizeof *p->head_scales),
-        qkv_view_bytes(p->sinks, p->q_heads, sizeof *p->sinks),
-    };
-    const qkv_view all_outputs[OUTPUTS] = {p->out, p->lse, p->row_max, p->weights};
-    for (int i = 0; i < INPUTS; i++)
-        inputs[i] = all_inputs[i];
-    for (int o = 0; o < OUTPUTS; o++)
-        outputs[o] = all_outputs[o];
+    list_array(list, p->tree_mask, rows * p->tree_stride, sizeof *p->tree_mask);
+    list_array(list, p->slopes, p->q_heads, sizeof *p->slopes);
+    list_array(list, p->head_scales, p->q_heads, sizeof *p->head_scales);
+    list_array(list, p->sinks, p->q_heads, sizeof *p->sinks);
+    list_output(list, &p->out);
+    list_output(list, &p->lse);
+    list_output(list, &p->row_max);
+    list_output(list, &p->weights);
 }
 
 /* Outputs overlap nothing, but 'out' may be the query itself. */
 static qkv_status check_overlap(const qkv_attention_problem *p)
 {
-    qkv_view inputs[INPUTS], outputs[OUTPUTS];
-    list_memory(p, inputs, outputs);
-    const bool in_place = qkv_views_same(&p->out, &p->query);
-    for (int o = 0; o < OUTPUTS; o++) {
-        for (int i = o == 0 && in_place ? 1 : 0; i < INPUTS; i++)
-            if (qkv_views_overlap(&outputs[o], &inputs[i]))
+    memory_list list;
+    list_memory(p, &list);
+    for (int o = 0; o < list.n_outputs; o++) {
+        const qkv_view *out = list.outputs[o];
+        for (int i = 0; i < list.n_inputs; i++) {
+            const bool in_place =
+                out == &p->out && list.inputs[i] == &p->query && qkv_views_same(out, &p->query);
+            if (!in_place && qkv_views_overlap(out, list.inputs[i]))
                 return QKV_E_OVERLAP;
+        }
         for (int other = 0; other < o; other++)
-            if (qkv_views_overlap(&outputs[o], &outputs[other]))
+            if (qkv_views_overlap(out, list.outputs[other]))
                 return QKV_E_OVERLAP;
     }
     return QKV_OK;
@@ -388,14 +414,13 @@ qkv_status qkv_attention_scratch_size(const qkv_attention_desc *desc, int64_t wo
 static qkv_status check_attention_scratch(const qkv_attention_problem *p, const void *scratch,
                                           size_t size, size_t need)
 {
-    qkv_view inputs[INPUTS], outputs[OUTPUTS];
-    list_memory(p, inputs, outputs);
-    const qkv_view *views[INPUTS + OUTPUTS];
-    for (int i = 0; i < INPUTS; i++)
-        views[i] = &inputs[i];
-    for (int o = 0; o < OUTPUTS; o++)
-        views[INPUTS + o] = &outputs[o];
-    return qkv_check_scratch(scratch, size, need, views, sizeof views / sizeof *views);
+    memory_list list;
+    list_memory(p, &list);
+    const qkv_status status =
+        qkv_check_scratch(scratch, size, need, list.inputs, (size_t)list.n_inputs);
+    if (status)
+        return status;
+    return qkv_check_scratch(scratch, size, need, list.outputs, (size_t)list.n_outputs);
 }
 
 qkv_status qkv_attention(const qkv_attention_desc *desc, void *scratch, size_t scratch_size)

@@ -13,10 +13,14 @@ bool qkv_add(int64_t a, int64_t b, int64_t *result)
 
 bool qkv_mul(int64_t a, int64_t b, int64_t *result)
 {
+#if defined(__GNUC__) /* a division for every size would be a good part of a short call */
+    return !__builtin_mul_overflow(a, b, result);
+#else
     if (a != 0 && b > INT64_MAX / a)
         return false;
     *result = a * b;
     return true;
+#endif
 }
 
 bool qkv_view_empty(const qkv_view *v)
@@ -133,17 +137,18 @@ static qkv_status check_view(qkv_view *v, bool packed, qkv_access access)
 
     const dtype_block block = block_of(v->dtype);
     for (int axis = 0; axis < QKV_AXES; axis++)
-        if (v->stride[axis] % block.elements != 0)
+        if (v->stride[axis] & (block.elements - 1)) /* a power of two */
             return QKV_E_STRIDE;
-    int64_t span;
-    if (!view_span(v, &span) || span > PTRDIFF_MAX / block.bytes)
+    int64_t span, most;
+    if (!view_span(v, &span) || !qkv_mul(span, block.bytes, &most) || most > PTRDIFF_MAX)
         return QKV_E_OVERFLOW;
     if (!v->data)
         return QKV_E_NULL;
     const uintptr_t address = (uintptr_t)v->data;
-    if (address % (uintptr_t)block.align != 0)
+    if (address & (uintptr_t)(block.align - 1))
         return QKV_E_ALIGN;
-    if ((uintptr_t)qkv_bytes(v->dtype, span) > UINTPTR_MAX - address)
+    v->bytes = qkv_bytes(v->dtype, span);
+    if ((uintptr_t)v->bytes > UINTPTR_MAX - address)
         return QKV_E_OVERFLOW;
     if ((access == QKV_OUTPUT || access == QKV_CACHE_OUTPUT) && !rows_are_apart(v))
         return QKV_E_STRIDE;
@@ -192,7 +197,8 @@ qkv_view qkv_view_bytes(const void *data, int64_t count, size_t size)
     return (qkv_view){.data = (void *)(uintptr_t)data,
                       .dtype = QKV_BOOL,
                       .count = {1, 1, 1},
-                      .dim = data ? count * (int64_t)size : 0};
+                      .dim = data ? count * (int64_t)size : 0,
+                      .bytes = data ? count * (int64_t)size : 0};
 }
 
 static bool mask_dtype(int32_t dtype)
@@ -309,15 +315,9 @@ static bool apart_within(const qkv_view *a, const qkv_view *b, int64_t period)
 
 bool qkv_views_overlap(const qkv_view *a, const qkv_view *b)
 {
-    if (qkv_view_empty(a) || qkv_view_empty(b))
-        return false;
-
-    int64_t span_a = 0, span_b = 0;
-    if (!view_span(a, &span_a) || !view_span(b, &span_b))
-        return true;
     const uintptr_t begin_a = (uintptr_t)a->data, begin_b = (uintptr_t)b->data;
-    if (begin_a + (uintptr_t)qkv_bytes(a->dtype, span_a) <= begin_b ||
-        begin_b + (uintptr_t)qkv_bytes(b->dtype, span_b) <= begin_a)
+    if (a->bytes == 0 || b->bytes == 0 || begin_a + (uintptr_t)a->bytes <= begin_b ||
+        begin_b + (uintptr_t)b->bytes <= begin_a)
         return false;
 
     for (int axis = 0; axis < QKV_AXES; axis++) {
@@ -339,7 +339,8 @@ qkv_status qkv_check_scratch(const void *scratch, size_t size, size_t need,
 
     const qkv_view area = {.data = (void *)(uintptr_t)scratch,
                            .count = {1, 1, 1},
-                           .dim = (int64_t)(need / sizeof(float))};
+                           .dim = (int64_t)(need / sizeof(float)),
+                           .bytes = (int64_t)need};
     for (size_t i = 0; i < n_views; i++)
         if (qkv_views_overlap(&area, views[i]))
             return QKV_E_OVERLAP;

@@ -21,6 +21,7 @@ typedef struct qkv_view {
     int64_t count[QKV_AXES];
     int64_t stride[QKV_AXES]; /* 0 along an axis of size 1 */
     int64_t dim;              /* elements of a row */
+    int64_t bytes;            /* from the first byte to one past the last; 0: no elements */
 } qkv_view;
 
 /* A mask after validation; what a stride counts is bits for QKV_BIT. */
