@@ -18,7 +18,7 @@ for name in one another/folder; do
 done
 
 status=0
-for file in libqkv.a $(cd "$work/one/build/dispatch" && echo libqkv.so.*[0-9]); do
+for file in libqkv.a $(cd "$work/one/build/dispatch" && echo libqkv.so.*.*.*); do
     if cmp "$work/one/build/dispatch/$file" "$work/another/folder/build/dispatch/$file"; then
         printf 'reproducible: %s %s\n' "$(sha256sum <"$work/one/build/dispatch/$file" | cut -c1-16)" \
             "$file"
