@@ -37,7 +37,8 @@ typedef struct rows {
 typedef struct problem {
     qkv_attention_desc d;
     rows rows[TENSORS];
-    void *memory[TENSORS], *before[TENSORS];
+    void *memory[TENSORS];
+    size_t size[TENSORS];
 } problem;
 
 static qkv_tensor *tensor_of(qkv_attention_desc *d, int which)
@@ -171,7 +172,8 @@ static bool take_memory(input *in, problem *p)
     for (int i = 0; i < TENSORS; i++) {
         const bool fits = !p->rows[i].odd && p->rows[i].bytes <= MOST_BYTES;
         whole &= fits;
-        p->memory[i] = malloc(fits ? (size_t)p->rows[i].bytes : ARENA);
+        p->size[i] = fits ? (size_t)p->rows[i].bytes : ARENA;
+        p->memory[i] = malloc(p->size[i]);
         tensor_of(&p->d, i)->data = p->memory[i];
     }
     if (shared % 4 == 0 && p->rows[O].bytes == p->rows[Q].bytes)
@@ -382,7 +384,7 @@ static void check_run(problem *p)
 }
 
 /* Every function gives the same verdict, and a refusal writes nothing. */
-static qkv_status verdict(problem *p, bool whole)
+static qkv_status verdict(problem *p)
 {
     qkv_attention_support support;
     size_t bytes = 0;
@@ -394,7 +396,7 @@ static qkv_status verdict(problem *p, bool whole)
     REQUIRE(qkv_strerror(status) != NULL);
     if (status != QKV_OK) {
         void *scratch = scratch_of(4096);
-        const size_t size = whole ? (size_t)p->rows[O].bytes : ARENA;
+        const size_t size = p->size[O];
         unsigned char *out = p->memory[O], *copy = malloc(size + 1);
         if (size)
             memcpy(copy, out, size);
@@ -426,7 +428,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int i = 0; i < TENSORS && whole; i++)
         fill(&in, &p.rows[i], p.memory[i]);
 
-    const qkv_status status = verdict(&p, whole);
+    const qkv_status status = verdict(&p);
     if (status == QKV_OK && whole) {
         const __int128 work = (__int128)p.rows[Q].count[0] * p.rows[Q].count[1] * p.d.q_len *
                               (p.d.kv_len + 1) * (p.d.head_dim + p.rows[O].dim);
