@@ -38,7 +38,7 @@
  *   head group, q_len, kv_len and the options, and on the ISA; not on the
  *   batch around it, on alignment, or on how tasks are spread over threads.
  *
- * Numerics (docs: the README's section on numerics has the derivations).
+ * Numerics (kernels/NUMERICS.md has the derivations and what was measured).
  * With u = 2^-24, n = head_dim, B = QKV_KEY_BLOCK, L = kv_len, and ds the
  * largest error of a logit of the row, ds <= (n + 2) u |scale| sum |q_i k_i|:
  *
