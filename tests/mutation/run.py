@@ -141,7 +141,8 @@ def main():
     source, folder = Path(options.folder) / "source", Path(options.folder) / "build"
     copy_tree(source)
     if not (folder / "build.ninja").exists():
-        setup = ["meson", "setup", str(folder), str(source), "-Doptimization=1", "-Ddebug=false"]
+        setup = ["meson", "setup", str(folder), str(source), "-Dsimde=none",
+                 "-Doptimization=1", "-Ddebug=false"]
         subprocess.run(setup, check=True, stdout=subprocess.DEVNULL)
     made = build(folder)
     if made.returncode != 0:
