@@ -10,14 +10,14 @@ cd "$(dirname "$0")/../.."
 build=${BUILD:-build-fuzz}
 seconds=${1:-15}
 [ $# -eq 0 ] || shift
-[ $# -gt 0 ] || set -- attention convert npy
+[ $# -gt 0 ] || set -- attention convert kv_append npy
 
 # Kernels that cannot run here take minutes to compile for a fuzzer.
 isas=avx2,neon
 grep -qs avx512f /proc/cpuinfo && isas=$isas,avx512
 
 if [ ! -f "$build/build.ninja" ]; then
-    CC=${CC:-clang} meson setup "$build" -Dfuzz=true -Dtests=disabled -Disas="$isas" -Dbuildtype=debugoptimized \
+    CC=${CC:-clang} meson setup "$build" -Dfuzz=true -Dtests=disabled -Disas="$isas" -Dbuildtype=debugoptimized -Doptimization=1 \
         -Ddefault_library=static -Db_sanitize=address,undefined -Db_lundef=false >/dev/null
 fi
 ninja -C "$build" $(for target; do printf ' tests/fuzz/fuzz_%s' "$target"; done) >/dev/null
