@@ -230,7 +230,7 @@ static void dot(const qkv_dot_kv_args *a, const dot_steps *steps)
 DOT(f32, KV_F32)
 DOT(f16, KV_F16)
 DOT(bf16, KV_BF16)
-DOT(e4m3, KV_E4M3)
+DOT(half, KV_HALF)
 DOT(e5m2, KV_E5M2)
 
 void qkv_dot_f32_avx2(const qkv_dot_args *a)
@@ -258,9 +258,23 @@ void qkv_dot_bf16_avx2(const qkv_dot_kv_args *a)
     dot_bf16(a);
 }
 
+enum { HALVES = 8192 }; /* of keys on their way, in half of the first-level cache */
+
 void qkv_dot_f8_e4m3_avx2(const qkv_dot_kv_args *a)
 {
-    dot_e4m3(a);
+    _Alignas(32) uint16_t halves[HALVES];
+    const int64_t stride = (a->head_dim + 15) / 16 * 16, fit = HALVES / (stride + (stride == 0));
+    const int64_t block = fit >= KEYS ? fit / KEYS * KEYS : fit;
+    for (int64_t key = 0; key < a->kv_len; key += block) {
+        qkv_dot_kv_args b = *a;
+        b.kv_len = a->kv_len - key < block ? a->kv_len - key : block;
+        halves_of_e4m3((const char *)a->keys + key * a->keys_stride, a->keys_stride, halves, stride,
+                       b.kv_len, a->head_dim);
+        b.keys = halves;
+        b.keys_stride = stride * (int64_t)sizeof *halves;
+        b.scores += key;
+        dot_half(&b);
+    }
 }
 
 void qkv_dot_f8_e5m2_avx2(const qkv_dot_kv_args *a)

@@ -311,9 +311,11 @@ static void sum_panel(const qkv_weighted_sum_kv_args *a, int64_t row, int rows, 
                       int64_t columns, const sum_steps *s)
 {
     _Alignas(32) float sums[4 * PANEL];
+    _Alignas(32) uint16_t halves[CHUNK_BYTES / 2 + 16 * QKV_KEY_BLOCK];
     float scaled[4 * QKV_KEY_BLOCK];
     const int64_t begin = row_bytes(first, s->type);
-    const int64_t fit = CHUNK_BYTES / row_bytes(columns, s->type) / LANES * LANES;
+    const int type = s->type == KV_E4M3 ? KV_HALF : s->type;
+    const int64_t fit = CHUNK_BYTES / row_bytes(columns, type) / LANES * LANES;
     const int64_t chunk = fit < LANES ? LANES : fit;
     for (int r = 0; r < rows; r++)
         for (int64_t d = 0; d < columns; d += LANES)
@@ -326,6 +328,12 @@ static void sum_panel(const qkv_weighted_sum_kv_args *a, int64_t row, int rows, 
                       .values_stride = a->values_stride,
                       .keys = a->kv_len - key < chunk ? a->kv_len - key : chunk,
                       .ahead = chunk * a->values_stride};
+        if (s->type == KV_E4M3) {
+            const int64_t stride = (columns + 15) / 16 * 16;
+            halves_of_e4m3(p.values, p.values_stride, halves, stride, p.keys, columns);
+            p.values = (const char *)halves;
+            p.values_stride = stride * (int64_t)sizeof *halves;
+        }
         if (s->type == KV_I8) {
             scale_weights(a, row, rows, key, p.keys, scaled);
             p.weights = scaled;
@@ -333,7 +341,7 @@ static void sum_panel(const qkv_weighted_sum_kv_args *a, int64_t row, int rows, 
         }
         (rows == 4 ? s->four : rows == 2 ? s->two : s->one)(&p, columns);
         if (columns % LANES)
-            sum_columns_left(&p, columns / LANES * LANES, columns, rows, s->type);
+            sum_columns_left(&p, columns / LANES * LANES, columns, rows, type);
     }
     for (int r = 0; r < rows; r++)
         store_sums(a, row + r, first, columns, sums + r * PANEL, s->type);
@@ -352,7 +360,7 @@ static void weighted_sum(const qkv_weighted_sum_kv_args *a, const sum_steps *s)
 }
 
 /* Each step by itself: inlined into one, GCC runs out of registers. */
-#define WEIGHTED_SUM(t, type_)                                                                     \
+#define SUM_STEPS(t, type_)                                                                        \
     static QKV_NOINLINE void sum_4_rows_##t(const sum_part *p, int64_t columns)                    \
     {                                                                                              \
         sum_4_rows(p, columns, type_);                                                             \
@@ -364,7 +372,9 @@ static void weighted_sum(const qkv_weighted_sum_kv_args *a, const sum_steps *s)
     static QKV_NOINLINE void sum_1_row_##t(const sum_part *p, int64_t columns)                     \
     {                                                                                              \
         sum_1_row(p, columns, type_);                                                              \
-    }                                                                                              \
+    }
+#define WEIGHTED_SUM(t, type_)                                                                     \
+    SUM_STEPS(t, type_)                                                                            \
     static void weighted_sum_##t(const qkv_weighted_sum_kv_args *a)                                \
     {                                                                                              \
         static const sum_steps steps = {sum_4_rows_##t, sum_2_rows_##t, sum_1_row_##t, type_};     \
@@ -374,10 +384,17 @@ WEIGHTED_SUM(f32, KV_F32)
 WEIGHTED_SUM(f16, KV_F16)
 WEIGHTED_SUM(bf16, KV_BF16)
 WEIGHTED_SUM(i8, KV_I8)
-WEIGHTED_SUM(e4m3, KV_E4M3)
 WEIGHTED_SUM(e5m2, KV_E5M2)
+SUM_STEPS(half, KV_HALF)
 WEIGHTED_SUM(q8_0, KV_Q8_0)
 WEIGHTED_SUM(q4_0, KV_Q4_0)
+
+/* e4m3 is summed as f16. */
+static void weighted_sum_e4m3(const qkv_weighted_sum_kv_args *a)
+{
+    static const sum_steps steps = {sum_4_rows_half, sum_2_rows_half, sum_1_row_half, KV_E4M3};
+    weighted_sum(a, &steps);
+}
 
 void qkv_weighted_sum_f32_avx2(const qkv_weighted_sum_args *a)
 {
