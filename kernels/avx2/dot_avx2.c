@@ -18,7 +18,7 @@
  */
 #include "kv_avx2.h"
 
-enum { KEYS = 24, ACCS = 12 };
+enum { KEYS = 24, ACCS = 12, AHEAD = 12 };
 
 /* Where the vectors of some rows and keys begin. */
 typedef struct places {
@@ -105,6 +105,14 @@ QKV_INLINE void store_1(const qkv_dot_kv_args *a, int64_t row, int64_t key, cons
     *score = a->accumulate ? *score + sum : sum;
 }
 
+/* Asks for a key some rows ahead, which need not exist: an address. */
+QKV_INLINE void prefetch_key(const char *key, int64_t ahead, int64_t bytes)
+{
+    const uintptr_t address = (uintptr_t)key + (uintptr_t)ahead;
+    for (int64_t b = 0; b < bytes; b += 64)
+        _mm_prefetch((const char *)(address + (uintptr_t)b), _MM_HINT_T0);
+}
+
 /* 4 rows against 3 keys at a time. */
 QKV_INLINE void dot_4_rows(const qkv_dot_kv_args *a, int64_t row, int64_t key, int64_t end,
                            const int type)
@@ -115,6 +123,8 @@ QKV_INLINE void dot_4_rows(const qkv_dot_kv_args *a, int64_t row, int64_t key, i
         __m256 acc[ACCS];
         p.keys[1] = p.keys[0] + step;
         p.keys[2] = p.keys[1] + step;
+        for (int k = 0; k < 3; k++)
+            prefetch_key(p.keys[k], AHEAD * step, head_dim * kv_size(type));
         lane_sums(&p, head_dim, 4, 3, type, acc);
         p.keys[0] = p.keys[2] + step;
         /* The sums of two keys, four rows each, are interleaved. */

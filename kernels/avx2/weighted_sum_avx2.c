@@ -36,6 +36,29 @@ QKV_INLINE int64_t row_bytes(int64_t n, const int type)
     return n / QKV_KV_BLOCK * (type == KV_Q8_0 ? QKV_Q8_0_BYTES : QKV_Q4_0_BYTES);
 }
 
+/*
+ * Lines of the next chunk's values, asked for in the order in which they lie:
+ * memory answers that much sooner than column by column. The rows need not
+ * exist: addresses.
+ */
+typedef struct lines_ahead {
+    uintptr_t row;
+    int64_t at, row_bytes, stride;
+} lines_ahead;
+
+QKV_INLINE void prefetch_lines(lines_ahead *next, const int n)
+{
+    QKV_UNROLL
+    for (int i = 0; i < n; i++) {
+        _mm_prefetch((const char *)(next->row + (uintptr_t)next->at), _MM_HINT_T0);
+        next->at += 64;
+        if (next->at >= next->row_bytes) {
+            next->at = 0;
+            next->row += (uintptr_t)next->stride;
+        }
+    }
+}
+
 /* Some rows, keys and columns, and where their sums are. */
 typedef struct sum_part {
     const float *weights;
@@ -43,14 +66,16 @@ typedef struct sum_part {
     float *sums;        /* [rows][PANEL] */
     int64_t weights_stride, values_stride;
     int64_t keys, ahead; /* 'ahead': bytes to what to prefetch */
+    lines_ahead *next;
 } sum_part;
 
 /* n_rows rows, n_vecs vectors from column d on. */
 QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, const int n_vecs,
                             const int type)
 {
-    const int64_t values_stride = p->values_stride, ahead = p->ahead;
+    const int64_t values_stride = p->values_stride;
     const char *values = p->values + d * kv_size(type);
+    lines_ahead next = *p->next;
     const float *weights[4];
     __m256 acc[4][8];
     QKV_UNROLL
@@ -62,7 +87,7 @@ QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, cons
     }
     for (int64_t j = 0; j < p->keys; j++, values += values_stride) {
         __m256 value[8];
-        _mm_prefetch(values + ahead, _MM_HINT_T0);
+        prefetch_lines(&next, (int)(n_vecs * LANES * kv_size(type) + 63) / 64);
         QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
             value[v] = load_8(values + v * LANES * kv_size(type), type);
@@ -79,6 +104,7 @@ QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, cons
         QKV_UNROLL
     for (int v = 0; v < n_vecs; v++)
         _mm256_store_ps(p->sums + r * PANEL + d + v * LANES, acc[r][v]);
+    *p->next = next;
 }
 
 QKV_INLINE void add_half_block(const char *block, const float *const *weights, int64_t j,
@@ -321,13 +347,18 @@ static void sum_panel(const qkv_weighted_sum_kv_args *a, int64_t row, int rows, 
         for (int64_t d = 0; d < columns; d += LANES)
             _mm256_store_ps(sums + r * PANEL + d, _mm256_setzero_ps());
     for (int64_t key = 0; key < a->kv_len; key += chunk) {
+        lines_ahead next = {.row = (uintptr_t)a->values +
+                                   (uintptr_t)((key + chunk) * a->values_stride + begin),
+                            .row_bytes = row_bytes(columns, s->type),
+                            .stride = a->values_stride};
         sum_part p = {.weights = a->weights + row * a->weights_stride + key,
                       .values = (const char *)a->values + key * a->values_stride + begin,
                       .sums = sums,
                       .weights_stride = a->weights_stride,
                       .values_stride = a->values_stride,
                       .keys = a->kv_len - key < chunk ? a->kv_len - key : chunk,
-                      .ahead = chunk * a->values_stride};
+                      .ahead = chunk * a->values_stride,
+                      .next = &next};
         if (s->type == KV_E4M3) {
             const int64_t stride = (columns + 15) / 16 * 16;
             halves_of_e4m3(p.values, p.values_stride, halves, stride, p.keys, columns);
