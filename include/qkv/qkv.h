@@ -398,7 +398,7 @@ typedef struct qkv_attention_desc {
     qkv_tensor lse;
 
     /*
-     * Everything below is since 0.2, and left 0 or NULL it changes nothing.
+     * Everything below changes nothing where it is left 0 or NULL.
      *
      * Ragged batches. With 'q_starts' ([batch + 1], from 0 on, not falling)
      * the query, out and lse tensors have no batch axis (stride_batch is
@@ -525,7 +525,7 @@ QKV_API qkv_status qkv_attention_supports(const qkv_attention_desc *desc,
  * power of two; otherwise those of the largest power of two below n, followed
  * by every second one, the first included, of twice as many heads.
  * Returns QKV_OK, QKV_E_SHAPE for heads < 0, QKV_E_NULL or QKV_E_ALIGN.
- * Since 0.2.
+ * Since 0.1.
  */
 QKV_API qkv_status qkv_alibi_slopes(float *slopes, int64_t heads);
 
@@ -589,8 +589,7 @@ QKV_API qkv_status qkv_attention(const qkv_attention_desc *desc, void *scratch,
  * qkv_attention_run_task() returns like qkv_attention(); QKV_E_INDEX for a
  * task out of range or a negative worker, QKV_E_SCRATCH for a worker whose
  * part lies beyond 'scratch_size', and where qkv_attention_begin() is needed
- * and this descriptor was not given to it. qkv_attention_begin() is since
- * 0.2, the others since 0.1.
+ * and this descriptor was not given to it. Since 0.1.
  */
 QKV_API qkv_status qkv_attention_task_count(const qkv_attention_desc *desc, int64_t *count);
 QKV_API qkv_status qkv_attention_begin(const qkv_attention_desc *desc, void *scratch,
@@ -614,7 +613,7 @@ typedef void qkv_parallel_for(void *context, int64_t n, qkv_parallel_body *body,
  * for 'workers'; with QKV_SPLIT in the descriptor's flags a few long sequences
  * occupy many threads. The bits are those of qkv_attention().
  *
- * Returns like qkv_attention(); QKV_E_INDEX for workers < 1. Since 0.2.
+ * Returns like qkv_attention(); QKV_E_INDEX for workers < 1. Since 0.1.
  */
 QKV_API qkv_status qkv_attention_parallel(const qkv_attention_desc *desc, void *scratch,
                                           size_t scratch_size, int64_t workers,
@@ -629,7 +628,7 @@ QKV_API qkv_status qkv_attention_parallel(const qkv_attention_desc *desc, void *
  *
  * These functions allocate, lock and wait; nothing else in the library uses
  * them. Returns QKV_OK, QKV_E_NULL, QKV_E_INDEX for a number of workers that
- * is not from 1 to 4096, or QKV_E_SYSTEM. Since 0.2.
+ * is not from 1 to 4096, or QKV_E_SYSTEM. Since 0.1.
  */
 typedef struct qkv_pool qkv_pool;
 QKV_API qkv_status qkv_pool_create(int64_t workers, qkv_pool **pool);
@@ -669,7 +668,7 @@ typedef struct qkv_merge_desc {
  * the weighted magnitudes. A log-sum-exp that is rounded to f32 is itself off
  * by 2^-24 |lse_i|, which moves the weights as much.
  * Returns QKV_OK, or QKV_E_NULL / _SIZE / _FLAGS / _SHAPE / _STRIDE / _ALIGN
- * / _OVERLAP / _OVERFLOW, in which case nothing is written. Since 0.2.
+ * / _OVERLAP / _OVERFLOW, in which case nothing is written. Since 0.1.
  */
 QKV_API qkv_status qkv_merge(const qkv_merge_desc *desc);
 
@@ -759,7 +758,7 @@ typedef struct qkv_kv_append_desc {
  * Returns QKV_OK, or QKV_E_NULL / _SIZE / _FLAGS / _SHAPE (new rows that do not
  * fit kv_len or rotary_len, too) / _STRIDE / _DTYPE / _ALIGN / _OVERLAP /
  * _OVERFLOW / _INDEX (an entry of the page table that new rows need) /
- * _UNSUPPORTED, in which case nothing is written. Since 0.2.
+ * _UNSUPPORTED, in which case nothing is written. Since 0.1.
  */
 QKV_API qkv_status qkv_kv_append(const qkv_kv_append_desc *desc);
 
