@@ -18,7 +18,8 @@
  *            block, from packed panels: the same 24 to 11.
  *
  * With fewer rows the same loops run on 2 vectors (16 chains) or 1 (8 chains:
- * just enough for a latency of 4 on two ports).
+ * just enough for a latency of 4 on two ports). On the diagonal of a causal
+ * mask, too: of 48 rows and 48 keys, three of nine 16 x 16 squares are left out.
  *
  * Cycles by llvm-mca 19 for one turn of the loop, and the bound that the
  * multiply-adds alone set:
@@ -144,26 +145,62 @@ void qkv_tile_pack_f32_avx512(const float *values, int64_t values_stride, int64_
 }
 
 /*
- * One line of the tile, [tile_rows] floats, of which 'vecs' vectors are in
- * use. No array: clang 14 would keep one of a single element in memory.
+ * Which keys of a step take which work. On the diagonal of a causal mask the
+ * first vectors of rows see fewer keys than the last: vector v takes part up to
+ * end[v] only, and no later vector ends before it. Between 'clear_begin' and
+ * 'clear_end' every row sees every key.
+ */
+typedef struct spans {
+    int64_t end[VECS_MAX];
+    int64_t clear_begin, clear_end;
+} spans;
+
+static spans spans_of(const qkv_tile_step_args *a)
+{
+    spans s = {.end = {a->kv_len, a->kv_len, a->kv_len}, .clear_end = a->kv_len};
+    if (!a->end)
+        return s;
+    for (int v = 0; v < VECS_MAX; v++)
+        s.end[v] = 0;
+    for (int64_t i = 0; i < a->n_rows; i++) {
+        int64_t *end = &s.end[i / LANES];
+        *end = a->end[i] > *end ? a->end[i] : *end;
+        s.clear_end = min_i64(a->end[i], s.clear_end);
+        s.clear_begin = a->begin[i] > s.clear_begin ? a->begin[i] : s.clear_begin;
+    }
+    for (int v = 1; v < VECS_MAX; v++)
+        s.end[v] = s.end[v] > s.end[v - 1] ? s.end[v] : s.end[v - 1];
+    return s;
+}
+
+/*
+ * One line of the tile, [tile_rows] floats, of which the vectors from 'first'
+ * to 'vecs' are in use. No array: clang 14 would keep one of a single element
+ * in memory.
  */
 typedef struct row_vectors {
     __m512 v0, v1, v2;
 } row_vectors;
 
-ALWAYS_INLINE row_vectors load_rows(const float *line, const int vecs)
+ALWAYS_INLINE row_vectors load_rows(const float *line, const int first, const int vecs)
 {
     row_vectors x;
-    x.v0 = _mm512_loadu_ps(line);
-    x.v1 = vecs > 1 ? _mm512_loadu_ps(line + LANES) : x.v0;
-    x.v2 = vecs > 2 ? _mm512_loadu_ps(line + 2 * LANES) : x.v0;
+    x.v0 = x.v1 = x.v2 = _mm512_setzero_ps();
+    if (first <= 0)
+        x.v0 = _mm512_loadu_ps(line);
+    if (first <= 1 && vecs > 1)
+        x.v1 = _mm512_loadu_ps(line + LANES);
+    if (vecs > 2)
+        x.v2 = _mm512_loadu_ps(line + 2 * LANES);
     return x;
 }
 
-ALWAYS_INLINE void multiply_add(__m512 *acc, const int vecs, row_vectors x, __m512 y)
+ALWAYS_INLINE void multiply_add(__m512 *acc, const int first, const int vecs, row_vectors x,
+                                __m512 y)
 {
-    acc[0] = _mm512_fmadd_ps(y, x.v0, acc[0]);
-    if (vecs > 1)
+    if (first <= 0)
+        acc[0] = _mm512_fmadd_ps(y, x.v0, acc[0]);
+    if (first <= 1 && vecs > 1)
         acc[1] = _mm512_fmadd_ps(y, x.v1, acc[1]);
     if (vecs > 2)
         acc[2] = _mm512_fmadd_ps(y, x.v2, acc[2]);
@@ -182,18 +219,19 @@ ALWAYS_INLINE __mmask16 lanes_that_see(const qkv_tile_step_args *a, int64_t j, i
  * Scales the logits of keys j .. j + KEYS - 1, stores them and takes the
  * maximum further. Keys from kv_len on are copies of the last one: dropped.
  */
-ALWAYS_INLINE void store_logits(const qkv_tile_step_args *a, int64_t j, const int vecs,
-                                const __m512 *acc, __m512 *max)
+ALWAYS_INLINE void store_logits(const qkv_tile_step_args *a, const spans *s, int64_t j,
+                                const int first, const int vecs, const __m512 *acc, __m512 *max)
 {
+    const bool clear = s->clear_begin <= j && j + KEYS <= s->clear_end;
     const __m512 scale = _mm512_set1_ps(a->scale_log2);
     UNROLL
     for (int u = 0; u < KEYS; u++) {
         if (j + u >= a->kv_len)
             return;
         UNROLL
-        for (int v = 0; v < vecs; v++) {
+        for (int v = first; v < vecs; v++) {
             __m512 t = _mm512_mul_ps(acc[u * vecs + v], scale);
-            if (a->end)
+            if (!clear && a->end)
                 t = _mm512_mask_blend_ps(lanes_that_see(a, j + u, v), _mm512_set1_ps(-INFINITY), t);
             max[v] = max_ignoring_nan(max[v], t);
             _mm512_storeu_ps(a->logits + (j + u) * TILE + v * LANES, t);
@@ -201,10 +239,11 @@ ALWAYS_INLINE void store_logits(const qkv_tile_step_args *a, int64_t j, const in
     }
 }
 
-/* Step 2 of the tile: logits of the whole block; 'max' becomes the new maximum. */
-ALWAYS_INLINE void tile_logits(const qkv_tile_step_args *a, const int vecs, __m512 *max)
+/* The keys from j on that the vector 'first' takes part in; returns where it stops. */
+ALWAYS_INLINE int64_t logits_span(const qkv_tile_step_args *a, const spans *s, int64_t j,
+                                  const int first, const int vecs, __m512 *max)
 {
-    for (int64_t j = 0; j < a->kv_len; j += KEYS) {
+    for (; j < s->end[first]; j += KEYS) {
         const float *key[KEYS];
         __m512 acc[KEYS * VECS_MAX];
         UNROLL
@@ -215,33 +254,56 @@ ALWAYS_INLINE void tile_logits(const qkv_tile_step_args *a, const int vecs, __m5
             acc[u] = _mm512_setzero_ps();
 
         for (int64_t d = 0; d < a->head_dim; d++) {
-            const row_vectors query = load_rows(a->query + d * TILE, vecs);
+            const row_vectors query = load_rows(a->query + d * TILE, first, vecs);
             UNROLL
             for (int u = 0; u < KEYS; u++)
-                multiply_add(acc + u * vecs, vecs, query, _mm512_set1_ps(key[u][d]));
+                multiply_add(acc + u * vecs, first, vecs, query, _mm512_set1_ps(key[u][d]));
         }
-        store_logits(a, j, vecs, acc, max);
+        store_logits(a, s, j, first, vecs, acc, max);
     }
+    return j;
 }
 
-/* Step 3: logits become exponentials; sum and maximum move on. */
-ALWAYS_INLINE void tile_softmax(const qkv_tile_step_args *a, const int vecs, const __m512 *max,
-                                float *rescale)
+/* Step 2 of the tile: logits of the whole block; 'max' becomes the new maximum. */
+ALWAYS_INLINE void tile_logits(const qkv_tile_step_args *a, const spans *s, const int vecs,
+                               __m512 *max)
 {
-    __m512 sum[VECS_MAX];
-    UNROLL
-    for (int v = 0; v < vecs; v++)
-        sum[v] = _mm512_setzero_ps();
+    int64_t j = logits_span(a, s, 0, 0, vecs, max);
+    if (vecs > 1)
+        j = logits_span(a, s, j, 1, vecs, max);
+    if (vecs > 2)
+        logits_span(a, s, j, 2, vecs, max);
+}
 
-    for (int64_t j = 0; j < a->kv_len; j++) {
+ALWAYS_INLINE int64_t softmax_span(const qkv_tile_step_args *a, const spans *s, int64_t j,
+                                   const int first, const int vecs, const __m512 *max, __m512 *sum)
+{
+    for (; j < s->end[first]; j++) {
         UNROLL
-        for (int v = 0; v < vecs; v++) {
+        for (int v = first; v < vecs; v++) {
             float *logits = a->logits + j * TILE + v * LANES;
             const __m512 p = vexp2(_mm512_sub_ps(_mm512_loadu_ps(logits), max[v]));
             _mm512_storeu_ps(logits, p);
             sum[v] = _mm512_add_ps(sum[v], p);
         }
     }
+    return j;
+}
+
+/* Step 3: logits become exponentials; sum and maximum move on. */
+ALWAYS_INLINE void tile_softmax(const qkv_tile_step_args *a, const spans *s, const int vecs,
+                                const __m512 *max, float *rescale)
+{
+    __m512 sum[VECS_MAX];
+    UNROLL
+    for (int v = 0; v < vecs; v++)
+        sum[v] = _mm512_setzero_ps();
+
+    int64_t j = softmax_span(a, s, 0, 0, vecs, max, sum);
+    if (vecs > 1)
+        j = softmax_span(a, s, j, 1, vecs, max, sum);
+    if (vecs > 2)
+        softmax_span(a, s, j, 2, vecs, max, sum);
 
     UNROLL
     for (int v = 0; v < vecs; v++) {
@@ -259,14 +321,14 @@ ALWAYS_INLINE void tile_softmax(const qkv_tile_step_args *a, const int vecs, con
  * that are NaN take a sum over the visible keys only; all others keep theirs,
  * so that a row's bits do not depend on its neighbours.
  */
-static __attribute__((noinline)) void careful_panel(const qkv_tile_step_args *a, int64_t d,
-                                                    int64_t vecs, const float *rescale)
+static __attribute__((noinline)) void careful_panel(const qkv_tile_step_args *a, const spans *s,
+                                                    int64_t d, int64_t vecs, const float *rescale)
 {
     for (int64_t i = 0; i < PANEL * vecs; i++) {
         const int64_t column = d + i / vecs, v = i % vecs;
         const float *value = a->values + d / PANEL * a->values_keys * PANEL + i / vecs;
         __m512 all = _mm512_setzero_ps(), seen = all;
-        for (int64_t j = 0; j < a->kv_len; j++) {
+        for (int64_t j = 0; j < s->end[v]; j++) {
             const __m512 p = _mm512_loadu_ps(a->logits + j * TILE + v * LANES);
             const __m512 x = _mm512_set1_ps(value[j * PANEL]);
             all = _mm512_fmadd_ps(p, x, all);
@@ -294,27 +356,39 @@ ALWAYS_INLINE bool has_nan(const __m512 *acc, const int vecs, int64_t n_rows)
     return found != 0;
 }
 
+/* The weighted values of a panel from key j on, as far as the vector 'first' goes. */
+ALWAYS_INLINE int64_t values_span(const qkv_tile_step_args *a, const spans *s, const float *values,
+                                  int64_t j, const int first, const int vecs, __m512 *acc)
+{
+    const float *value = values + j * PANEL, *weight = a->logits + j * TILE;
+    for (; j < s->end[first]; j++, value += PANEL, weight += TILE) {
+        const row_vectors p = load_rows(weight, first, vecs);
+        UNROLL
+        for (int c = 0; c < PANEL; c++)
+            multiply_add(acc + c * vecs, first, vecs, p, _mm512_set1_ps(value[c]));
+    }
+    return j;
+}
+
 /* Step 4 of the tile: one panel of columns at a time over all keys. */
-ALWAYS_INLINE void tile_values(const qkv_tile_step_args *a, const int vecs, const float *rescale,
-                               const qkv_tile_step_args *args)
+ALWAYS_INLINE void tile_values(const qkv_tile_step_args *a, const spans *s, const int vecs,
+                               const float *rescale, const qkv_tile_step_args *args)
 {
     for (int64_t d = 0; d < a->value_dim; d += PANEL) {
-        const float *value = a->values + d / PANEL * a->values_keys * PANEL;
-        const float *weight = a->logits;
+        const float *values = a->values + d / PANEL * a->values_keys * PANEL;
         __m512 acc[PANEL * VECS_MAX];
         UNROLL
         for (int u = 0; u < PANEL * vecs; u++)
             acc[u] = _mm512_setzero_ps();
 
-        for (int64_t j = 0; j < a->kv_len; j++, value += PANEL, weight += TILE) {
-            const row_vectors p = load_rows(weight, vecs);
-            UNROLL
-            for (int c = 0; c < PANEL; c++)
-                multiply_add(acc + c * vecs, vecs, p, _mm512_set1_ps(value[c]));
-        }
+        int64_t j = values_span(a, s, values, 0, 0, vecs, acc);
+        if (vecs > 1)
+            j = values_span(a, s, values, j, 1, vecs, acc);
+        if (vecs > 2)
+            values_span(a, s, values, j, 2, vecs, acc);
 
         if (a->end && has_nan(acc, vecs, a->n_rows)) {
-            careful_panel(args, d, vecs, rescale);
+            careful_panel(args, s, d, vecs, rescale);
             continue;
         }
         UNROLL
@@ -334,9 +408,10 @@ ALWAYS_INLINE void tile_step(const qkv_tile_step_args *args, const int vecs)
     UNROLL
     for (int v = 0; v < vecs; v++)
         max[v] = _mm512_loadu_ps(a.max + v * LANES);
-    tile_logits(&a, vecs, max);
-    tile_softmax(&a, vecs, max, rescale);
-    tile_values(&a, vecs, rescale, args);
+    const spans s = spans_of(args);
+    tile_logits(&a, &s, vecs, max);
+    tile_softmax(&a, &s, vecs, max, rescale);
+    tile_values(&a, &s, vecs, rescale, args);
 }
 
 /* Only the row vectors that hold a row are computed. */
@@ -358,7 +433,8 @@ ALWAYS_INLINE void logits_half(const qkv_tile_step_args *a, const int vecs)
     UNROLL
     for (int v = 0; v < vecs; v++)
         max[v] = _mm512_setzero_ps();
-    tile_logits(a, vecs, max);
+    const spans s = spans_of(a);
+    tile_logits(a, &s, vecs, max);
 }
 
 ALWAYS_INLINE void weigh_half(const qkv_tile_step_args *a, const float *new_max, const int vecs)
@@ -368,8 +444,9 @@ ALWAYS_INLINE void weigh_half(const qkv_tile_step_args *a, const float *new_max,
     UNROLL
     for (int v = 0; v < vecs; v++)
         max[v] = _mm512_loadu_ps(new_max + v * LANES);
-    tile_softmax(a, vecs, max, rescale);
-    tile_values(a, vecs, rescale, a);
+    const spans s = spans_of(a);
+    tile_softmax(a, &s, vecs, max, rescale);
+    tile_values(a, &s, vecs, rescale, a);
 }
 
 void qkv_tile_logits_f32_avx512(const qkv_tile_step_args *args)
