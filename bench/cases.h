@@ -50,7 +50,7 @@ typedef struct bench_wish {
     const bench_shape *shape;
     const qkv_kernels *kernels; /* also selected for the public functions */
     int threads;
-    int32_t dtype; /* of qkv_attention's tensors: QKV_F32, QKV_F16, QKV_BF16 */
+    int32_t dtype; /* of qkv_attention's tensors; queries are f32 beside 8 bits and less */
     bool cold;
 } bench_wish;
 

@@ -127,7 +127,9 @@ static void measure(const bench_order *order, const bench_case *c, bench_result 
 
 const char *bench_dtype_name(int32_t dtype)
 {
-    return dtype == QKV_F16 ? "f16" : dtype == QKV_BF16 ? "bf16" : "f32";
+    static const char *const names[] = {"f32", "f16",     "bf16",    "q8_0",
+                                        "i8",  "f8_e4m3", "f8_e5m2", "q4_0"};
+    return names[dtype];
 }
 
 static bool make(const bench_order *order, bench_case *c)

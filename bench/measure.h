@@ -34,7 +34,7 @@ typedef struct bench_order {
     double seconds;
     bool cold;
 } bench_order;
-/* "f32", "f16", "bf16" */
+/* "f32", "f16", ..., "q4_0" */
 const char *bench_dtype_name(int32_t dtype);
 
 bool bench_measure_case(const bench_order *order, bench_result *result);

@@ -19,7 +19,8 @@ static const char help[] =
     "                    May be repeated. Default: P512, P1024c, D4096\n"
     "  --isa NAME        measure this ISA, may be repeated; default: all that run here\n"
     "  --kernel NAME     measure this one, may be repeated; default: all of --list\n"
-    "  --dtype TYPE      element type of qkv_attention: f32 (the default), f16, bf16\n"
+    "  --dtype TYPE      element type of qkv_attention: f32 (the default), f16, bf16; or of its\n"
+    "                    keys and values alone: q8_0, i8, f8_e4m3, f8_e5m2, q4_0\n"
     "  --threads N       workers for qkv_attention, and for its limits; default: 1\n"
     "  --seconds S       time for one measurement, limits not counted; default: 0.35\n"
     "  --rounds N        rounds in which work and limits take turns; default: 7\n"
@@ -27,7 +28,7 @@ static const char help[] =
     "  --clock CLOCK     wall, or cpu: the thread's own time, for a machine that is shared\n"
     "  --alone           leave out samples taken while another program used the core's other\n"
     "                    hardware thread, which slows the work but hardly its limit\n"
-    "  --table prefill   the table of prefill shapes, each beside the figure to reach\n"
+    "  --table TABLE     prefill or decode: its shapes, each beside the figure to reach\n"
     "  --json            one JSON object a line\n"
     "  --once            run each once, time nothing and print nothing: for counting tools\n"
     "  --list            list shapes, kernels and ISAs\n"
@@ -98,10 +99,10 @@ static void add_entry(bench_options *o, const char *name)
 
 static void set_dtype(bench_options *o, const char *name)
 {
-    for (o->dtype = QKV_F32; o->dtype <= QKV_BF16; o->dtype++)
+    for (o->dtype = QKV_F32; o->dtype <= QKV_Q4_0; o->dtype++)
         if (strcmp(name, bench_dtype_name(o->dtype)) == 0)
             return;
-    bench_refuse("no dtype '%s': this version measures f32, f16 and bf16", name);
+    bench_refuse("no dtype '%s': see --help", name);
 }
 
 static void set_choice(bool *flag, const char *option, const char *value, const char *no,
@@ -111,6 +112,13 @@ static void set_choice(bool *flag, const char *option, const char *value, const 
     if (!*flag && (!no || strcmp(value, no) != 0))
         bench_refuse("%s takes %s%s%s, not '%s'", option, no ? no : "", no ? " or " : "", yes,
                      value);
+}
+
+static void set_table(bench_options *o, const char *name)
+{
+    o->table = bench_table_named(name);
+    if (!o->table)
+        bench_refuse("--table takes prefill or decode, not '%s'", name);
 }
 
 /* The options that take a value; false if 'name' is none of them. */
@@ -133,7 +141,7 @@ static bool set_value(bench_options *o, const char *name, const char *value)
     else if (strcmp(name, "--clock") == 0)
         set_choice(&o->cpu_clock, name, value, "wall", "cpu");
     else if (strcmp(name, "--table") == 0)
-        set_choice(&o->prefill, name, value, NULL, "prefill");
+        set_table(o, value);
     else
         return false;
     return true;
@@ -200,7 +208,7 @@ static int read_option(bench_options *o, int left, char **words)
 /* What was not given. The table is about vector ISAs: scalar only by name. */
 static void set_defaults(bench_options *o)
 {
-    if (o->n_shapes == 0 && !o->prefill) {
+    if (o->n_shapes == 0 && !o->table) {
         add_shape(o, "P512");
         add_shape(o, "P1024c");
         add_shape(o, "D4096");
@@ -208,15 +216,15 @@ static void set_defaults(bench_options *o)
     for (int i = 0; !o->isas_named && i < QKV_ISA_COUNT; i++) {
         qkv_isa_info info;
         o->isas[i] = qkv_isa_get(i, &info) == QKV_OK && info.compiled && info.supported &&
-                     !(o->prefill && i == QKV_ISA_scalar);
+                     !(o->table && i == QKV_ISA_scalar);
     }
 }
 
 static void check(const bench_options *o)
 {
-    if (o->prefill && (o->n_shapes || o->entries_named || o->threads > 1 || o->cold))
+    if (o->table && (o->n_shapes || o->entries_named || o->threads > 1 || o->cold))
         bench_refuse("--table has its own shapes and kernels, one thread and warm caches");
-    if (o->prefill && o->once)
+    if (o->table && o->once)
         bench_refuse("--once and --table exclude each other");
     if (o->threads > 1 && o->alone)
         bench_refuse("--alone tells of one core only");

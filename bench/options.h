@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "internal.h"
+#include "prefill.h"
 #include "shapes.h"
 
 enum { BENCH_SHAPES_MAX = 64, BENCH_ENTRIES_MAX = 64 };
@@ -21,7 +22,8 @@ typedef struct bench_options {
     int threads, rounds;
     int32_t dtype;
     double seconds;
-    bool cold, cpu_clock, alone, json, list, once, prefill;
+    bool cold, cpu_clock, alone, json, list, once;
+    const bench_table *table; /* NULL: none */
 } bench_options;
 
 /*

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The prefill table over several runs of qkv-bench: medians of the runs, one row a shape.
+"""A table over several runs of qkv-bench: medians of the runs, one row a shape.
 
     bench/prefill.py BUILD/bench/qkv-bench [--runs 5] [--isa avx2] [--clock cpu] [--alone] [--json FILE]
 
@@ -14,9 +14,9 @@ import subprocess
 import sys
 
 
-def run_once(bench, extra):
+def run_once(bench, table, extra):
     done = subprocess.run(
-        [bench, "--table", "prefill", "--json", *extra],
+        [bench, "--table", table, "--json", *extra],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -84,6 +84,7 @@ def print_table(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bench", help="path of qkv-bench")
+    parser.add_argument("--table", default="prefill", help="prefill or decode")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", metavar="FILE", help="write the rows here too")
     for name in ("--isa", "--clock", "--seconds", "--rounds", "--dtype"):
@@ -99,7 +100,7 @@ def main():
     for i in range(args.runs):
         if sys.stderr.isatty():
             print(f"run {i + 1} of {args.runs}", file=sys.stderr)
-        runs.append(run_once(args.bench, extra))
+        runs.append(run_once(args.bench, args.table, extra))
     rows = summarise(runs)
     if not rows:
         sys.exit("prefill.py: no ISA of the table runs here")

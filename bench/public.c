@@ -187,7 +187,6 @@ bool bench_make_weighted_sum(const bench_wish *wish, bench_case *c)
 
 typedef struct attention_context {
     const bench_shape *shape;
-    int32_t dtype;
     bench_arena exact;    /* queries, one output row, keys and values as f32 */
     bench_arena in, out;  /* as the function gets them; in: 'copies' times */
     int64_t copy, copies; /* of keys and values */
@@ -208,6 +207,8 @@ static void attention_begin(void *context)
     x->copy = x->copy + 1 < x->copies ? x->copy + 1 : 0;
     x->desc.key.data = x->kv + x->copy * x->copy_bytes;
     x->desc.value.data = x->kv + x->copy * x->copy_bytes + x->values_offset;
+    if (x->tasks)
+        must(qkv_attention_begin(&x->desc, x->scratch, x->scratch_size), "qkv_attention_begin");
     atomic_store(&x->next_task, 0);
 }
 
@@ -227,6 +228,29 @@ static void attention_run(void *context, int worker)
     }
 }
 
+/* Keys and values may have types that queries and outputs have not. */
+static bool is_cache_only(int32_t dtype)
+{
+    return dtype > QKV_BF16;
+}
+
+static int64_t bytes_of(int32_t dtype, int64_t n)
+{
+    switch (dtype) {
+    case QKV_F32:
+        return n * 4;
+    case QKV_F16:
+    case QKV_BF16:
+        return n * 2;
+    case QKV_Q8_0:
+        return n / QKV_KV_BLOCK * QKV_Q8_0_BYTES;
+    case QKV_Q4_0:
+        return n / QKV_KV_BLOCK * QKV_Q4_0_BYTES;
+    default:
+        return n;
+    }
+}
+
 static void widen(int32_t dtype, const void *x, float *y, int64_t n)
 {
     const qkv_kernels *k = qkv_kernels_of(QKV_ISA_scalar);
@@ -238,22 +262,48 @@ static void widen(int32_t dtype, const void *x, float *y, int64_t n)
         memcpy(y, x, (size_t)n * sizeof *y);
 }
 
-/* Converts x and gives it the values that the conversion leaves. */
-static void narrow(int32_t dtype, float *x, void *y, int64_t n)
+/* Converts a row and gives it the values that the conversion leaves. */
+static void narrow_row(int32_t dtype, float *x, void *y, float *scale, int64_t n)
 {
     const qkv_kernels *k = qkv_kernels_of(QKV_ISA_scalar);
-    if (dtype == QKV_F16)
+    switch (dtype) {
+    case QKV_F16:
         k->narrow_f16(x, y, n);
-    else if (dtype == QKV_BF16)
+        break;
+    case QKV_BF16:
         k->narrow_bf16(x, y, n);
-    else
+        break;
+    case QKV_Q8_0:
+        k->narrow_q8_0(x, y, scale, n);
+        k->widen_q8_0(y, scale, x, n);
+        return;
+    case QKV_I8:
+        k->narrow_i8(x, y, scale, n);
+        k->widen_i8(y, scale, x, n);
+        return;
+    case QKV_F8_E4M3:
+        k->narrow_f8_e4m3(x, y, scale, n);
+        k->widen_f8_e4m3(y, scale, x, n);
+        return;
+    case QKV_F8_E5M2:
+        k->narrow_f8_e5m2(x, y, scale, n);
+        k->widen_f8_e5m2(y, scale, x, n);
+        return;
+    case QKV_Q4_0:
+        k->narrow_q4_0(x, y, scale, n);
+        k->widen_q4_0(y, scale, x, n);
+        return;
+    default:
         memcpy(y, x, (size_t)n * sizeof *x);
+        break;
+    }
     widen(dtype, y, x, n);
 }
 
-static int64_t element_size(int32_t dtype)
+static void narrow(int32_t dtype, float *x, void *y, float *scales, int64_t rows, int64_t dim)
 {
-    return dtype == QKV_F32 ? 4 : 2;
+    for (int64_t i = 0; i < rows; i++)
+        narrow_row(dtype, x + i * dim, (char *)y + bytes_of(dtype, i * dim), scales + i, dim);
 }
 
 static double attention_error(void *context)
@@ -265,8 +315,9 @@ static double attention_error(void *context)
     double *weights = bench_alloc((size_t)s->kv_len * sizeof *weights), worst = 0.0;
     for (int64_t r = rows - 1; r >= 0; r -= sample_step(rows)) {
         const int64_t kv_head = r / s->q_len / group;
-        const int64_t at = r * s->value_dim * element_size(x->dtype);
-        widen(x->dtype, (const char *)x->desc.out.data + at, x->row, s->value_dim);
+        const int32_t dtype = x->desc.out.dtype;
+        const int64_t at = bytes_of(dtype, r * s->value_dim);
+        widen(dtype, (const char *)x->desc.out.data + at, x->row, s->value_dim);
         const bench_oracle_row row = {
             .query = x->q + r * s->head_dim,
             .keys = x->keys + kv_head * s->kv_len * s->head_dim,
@@ -302,54 +353,65 @@ static void attention_memory(attention_context *x, const bench_wish *wish)
     const int64_t values = s->kv_heads * s->kv_len * s->value_dim;
     const int64_t queries = s->q_heads * s->q_len * s->head_dim;
     const int64_t outputs = s->q_heads * s->q_len * s->value_dim;
-    const int64_t size = element_size(wish->dtype);
+    const int64_t rows = s->kv_heads * s->kv_len;
 
-    x->exact = bench_arena_new(queries + s->value_dim + keys + values);
+    x->exact = bench_arena_new(queries + s->value_dim + keys + values + 2 * rows);
     x->q = bench_take(&x->exact, queries);
     x->row = bench_take(&x->exact, s->value_dim);
     x->keys = bench_take(&x->exact, keys);
     x->values = bench_take(&x->exact, values);
+    float *key_scales = bench_take(&x->exact, rows), *value_scales = bench_take(&x->exact, rows);
     bench_fill_normal(x->q, queries, 31);
     bench_fill_normal(x->keys, keys, 32);
     bench_fill_normal(x->values, values, 33);
 
-    x->values_offset = (keys * size + 63) / 64 * 64;
-    x->copy_bytes = x->values_offset + (values * size + 63) / 64 * 64;
+    x->values_offset = (bytes_of(wish->dtype, keys) + 63) / 64 * 64;
+    x->copy_bytes = x->values_offset + (bytes_of(wish->dtype, values) + 63) / 64 * 64;
     x->copies = wish->cold ? COLD_BYTES / x->copy_bytes + 2 : 1;
     x->in = bench_arena_new(x->copies * x->copy_bytes / 4);
     x->out = bench_arena_new(queries + outputs);
     x->kv = (char *)bench_take(&x->in, x->copies * x->copy_bytes / 4);
     for (int64_t i = 0; i < x->copies; i++) {
-        narrow(wish->dtype, x->keys, x->kv + i * x->copy_bytes, keys);
-        narrow(wish->dtype, x->values, x->kv + i * x->copy_bytes + x->values_offset, values);
+        char *to = x->kv + i * x->copy_bytes;
+        narrow(wish->dtype, x->keys, to, key_scales, rows, s->head_dim);
+        narrow(wish->dtype, x->values, to + x->values_offset, value_scales, rows, s->value_dim);
+    }
+    if (wish->dtype == QKV_I8) {
+        x->desc.key_scale.data = key_scales;
+        x->desc.value_scale.data = value_scales;
     }
     x->desc.query.data = bench_take(&x->out, queries);
     x->desc.out.data = bench_take(&x->out, outputs);
-    narrow(wish->dtype, x->q, x->desc.query.data, queries);
+    float unused;
+    narrow_row(x->desc.query.dtype, x->q, x->desc.query.data, &unused, queries);
 }
 
 bool bench_make_attention(const bench_wish *wish, bench_case *c)
 {
     const bench_shape *s = wish->shape;
+    const bool blocks = wish->dtype == QKV_Q8_0 || wish->dtype == QKV_Q4_0;
+    if (blocks && (s->head_dim % QKV_KV_BLOCK || s->value_dim % QKV_KV_BLOCK))
+        return false;
+    const int32_t other = is_cache_only(wish->dtype) ? QKV_F32 : wish->dtype;
     attention_context *x = bench_alloc(sizeof *x);
     x->shape = s;
-    x->dtype = wish->dtype;
     x->desc = (qkv_attention_desc){
         .size = sizeof x->desc,
-        .flags = s->causal ? QKV_CAUSAL : 0,
+        .flags = (s->causal ? QKV_CAUSAL : 0) | (wish->threads > 1 ? QKV_SPLIT : 0),
         .q_heads = s->q_heads,
         .kv_heads = s->kv_heads,
         .q_len = s->q_len,
         .kv_len = s->kv_len,
         .head_dim = s->head_dim,
         .value_dim = s->value_dim,
-        .query = {.dtype = wish->dtype},
+        .query = {.dtype = other},
         .key = {.dtype = wish->dtype},
         .value = {.dtype = wish->dtype},
-        .out = {.dtype = wish->dtype},
+        .out = {.dtype = other},
     };
     attention_memory(x, wish);
-    attention_begin(x);
+    x->desc.key.data = x->kv;
+    x->desc.value.data = x->kv + x->values_offset;
     x->tasks = wish->threads > 1;
     must(qkv_attention_scratch_size(&x->desc, wish->threads, &x->scratch_size), "attention");
     must(qkv_attention_task_count(&x->desc, &x->task_count), "attention");

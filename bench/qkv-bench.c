@@ -102,7 +102,7 @@ static const bench_entry *entry_named(const char *name)
     return bench_entry_at(i);
 }
 
-static void run_prefill_row(const bench_options *o, const bench_prefill *row, int isa)
+static void run_table_row(const bench_options *o, const bench_prefill *row, int isa)
 {
     bench_shape shape;
     bench_order order = order_from(o);
@@ -111,6 +111,8 @@ static void run_prefill_row(const bench_options *o, const bench_prefill *row, in
         bench_refuse("bad shape in the table: %s", row->shape);
     snprintf(shape.name, sizeof shape.name, "%s", row->name);
     order.entry = entry_named(row->kernel);
+    if (o->table->dtypes)
+        order.dtype = row->dtype;
     order.shape = &shape;
     order.isa = isa;
     if (!bench_measure_case(&order, &result))
@@ -122,17 +124,16 @@ static void run_prefill_row(const bench_options *o, const bench_prefill *row, in
         bench_print_prefill_row(&result, bench_prefill_bar(row, isa));
 }
 
-static void run_prefill(const bench_options *o)
+static void run_table(const bench_options *o)
 {
-    int rows = 0, isas = 0, done = 0;
-    while (bench_prefill_at(rows))
-        rows++;
+    const bench_table *table = o->table;
+    int isas = 0, done = 0;
     for (int isa = 0; isa < QKV_ISA_COUNT; isa++)
         isas += o->isas[isa];
     for (int isa = 0; isa < QKV_ISA_COUNT; isa++) {
-        for (int i = 0; o->isas[isa] && i < rows; i++) {
-            bench_progress(done++, rows * isas, bench_prefill_at(i)->name);
-            run_prefill_row(o, bench_prefill_at(i), isa);
+        for (int i = 0; o->isas[isa] && i < table->count; i++) {
+            bench_progress(done++, table->count * isas, table->rows[i].name);
+            run_table_row(o, &table->rows[i], isa);
         }
     }
 }
@@ -154,13 +155,13 @@ int main(int argc, char **argv)
     if (!options.once)
         bench_warm_up(QKV_ISA_scalar, options.seconds < 0.2 ? options.seconds : 0.2);
 
-    if (!options.json && !options.once && !options.prefill)
+    if (!options.json && !options.once && !options.table)
         bench_print_head(bench_dtype_name(options.dtype), options.threads, options.rounds,
                          options.cpu_clock);
-    if (!options.json && options.prefill)
+    if (!options.json && options.table)
         bench_print_prefill_head();
-    if (options.prefill)
-        run_prefill(&options);
+    if (options.table)
+        run_table(&options);
     else
         run_all(&options, run_all(&options, 0));
     bench_workers_stop();

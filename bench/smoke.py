@@ -15,6 +15,8 @@ KEYS = (
 
 # Outputs are of the order of 1: half a step of the narrow types, and room.
 LARGEST_ERROR = {"f32": 1e-3, "f16": 2e-3, "bf16": 2e-2}
+CACHES = "q8_0", "i8", "f8_e4m3", "f8_e5m2", "q4_0"
+LARGEST_ERROR.update(dict.fromkeys(CACHES, LARGEST_ERROR["f32"]))  # their outputs are f32
 
 
 def run(*args):
@@ -69,8 +71,8 @@ check_results(["--shape", "2,1,5,5,32,32"], kernels)
 odd = [k for k in kernels if k != "qkv_self_attention" and "_q" not in k]
 check_results(["--shape", "2,1,5,7,8,6c"], odd)
 check_results(["--shape", "3x5x7"], ["qkv_project"])
-for dtype in "f16", "bf16":
-    narrow = check_results(["--shape", "4,2,9,40,8,8", "--dtype", dtype], ["qkv_attention"])
+for dtype in "f16", "bf16", *CACHES:
+    narrow = check_results(["--shape", "4,2,9,40,32,32", "--dtype", dtype], ["qkv_attention"])
     assert all(r["dtype"] == dtype for r in narrow), narrow
 threaded = check_results(["--shape", "4,2,33,40,8,8", "--threads", "2"], ["qkv_attention"])
 assert all(r["threads"] == 2 for r in threaded)
