@@ -182,10 +182,15 @@ void qkv_adjust_row(const qkv_attention_problem *p, const qkv_kernels *k, qkv_ro
 
 bool qkv_any_odd(const float *x, int64_t n)
 {
-    bool any = false;
-    for (int64_t i = 0; i < n; i++)
-        any |= !isfinite(x[i]);
-    return any;
+    /* An exponent of all ones carries into the sign: integers, of which
+     * compilers make vectors where they would not of comparisons. */
+    uint32_t carry = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        carry |= (bits & 0x7f800000) + 0x00800000;
+    }
+    return (carry & 0x80000000) != 0;
 }
 
 void qkv_add_odd_value(float weight, float bias, const float *value, int64_t value_dim, float *out)

@@ -237,10 +237,18 @@ static bool block_biases(const qkv_attention_problem *p, const qkv_kernels *k, c
                          row_block block, float *bias)
 {
     bool any = false;
-    for (int64_t i = 0; i < block.rows; i++)
-        any |=
-            row_bias(p, k, qkv_place_of(p, pass->run, block.row + i), block.keys,
-                     clip(block.ranges->row[block.row + i], block.keys), bias + i * QKV_KEY_BLOCK);
+    const int64_t kv_len = block.keys.end - block.keys.begin;
+    for (int64_t i = 0; i < block.rows; i++, bias += QKV_KEY_BLOCK) {
+        const int64_t row = block.row + i;
+        const qkv_row_place place = qkv_place_of(p, pass->run, row);
+        /* Heads at one position see the same range, and often one mask. */
+        if (i > 0 && place.query == qkv_place_of(p, pass->run, row - 1).query &&
+            qkv_same_bias(p, qkv_place_of(p, pass->run, row - 1), place))
+            memcpy(bias, bias - QKV_KEY_BLOCK, (size_t)kv_len * sizeof *bias);
+        else
+            any |=
+                row_bias(p, k, place, block.keys, clip(block.ranges->row[row], block.keys), bias);
+    }
     return any;
 }
 
