@@ -440,6 +440,82 @@ Test(edges, hidden_bits)
     }
 }
 
+/*
+ * A prefix that sequences share is read once for all of them: their queries as
+ * the rows of one sequence against it, each against its own suffix, and the two
+ * merged. Queries of 0 make the result the mean of prefix and suffix.
+ */
+Test(edges, shared_prefix)
+{
+    enum { BATCH = 5, HEADS = 3, DIM = 4, PREFIX = 200, SUFFIX = 30 };
+    static float q[BATCH * HEADS * DIM], prefix[HEADS * PREFIX * DIM];
+    static float suffix[BATCH * HEADS * SUFFIX * DIM];
+    static float out[2][BATCH * HEADS * DIM], lse[2][BATCH * HEADS];
+    const int64_t lens[BATCH] = {0, 1, 7, 29, 30};
+    for (int i = 0; i < HEADS * PREFIX * DIM; i++)
+        prefix[i] = (float)(i / DIM % PREFIX + 10 * (i / DIM / PREFIX));
+    for (int i = 0; i < BATCH * HEADS * SUFFIX * DIM; i++)
+        suffix[i] = (float)(PREFIX + i / DIM % SUFFIX + 10 * (i / DIM / SUFFIX % HEADS));
+
+    /* Row b of head h is query (b, h): what the batch calls [b][h][0]. */
+    const qkv_tensor rows = {.stride_head = DIM, .stride_row = HEADS * DIM};
+    qkv_attention_desc shared = {.size = sizeof shared,
+                                 .q_heads = HEADS,
+                                 .q_len = BATCH,
+                                 .kv_len = PREFIX,
+                                 .head_dim = DIM,
+                                 .query = rows,
+                                 .out = rows,
+                                 .lse = {.stride_head = 1, .stride_row = HEADS}};
+    shared.query.data = q;
+    shared.key.data = shared.value.data = prefix;
+    shared.out.data = out[0];
+    shared.lse.data = lse[0];
+    const qkv_attention_desc own = {.size = sizeof own,
+                                    .batch = BATCH,
+                                    .q_heads = HEADS,
+                                    .q_len = 1,
+                                    .kv_len = SUFFIX,
+                                    .kv_lens = lens,
+                                    .head_dim = DIM,
+                                    .query.data = q,
+                                    .key.data = suffix,
+                                    .value.data = suffix,
+                                    .out.data = out[1],
+                                    .lse.data = lse[1]};
+    const float *const outs[] = {out[0], out[1]}, *const lses[] = {lse[0], lse[1]};
+    for_each_isa(isa)
+    {
+        size_t bytes = 0;
+        cr_assert_eq(qkv_attention_scratch_size(&shared, 1, &bytes), QKV_OK);
+        cr_assert_eq(qkv_attention(&shared, scratch_alloc(bytes), bytes), QKV_OK);
+        cr_assert_eq(qkv_attention_scratch_size(&own, 1, &bytes), QKV_OK);
+        cr_assert_eq(qkv_attention(&own, scratch_alloc(bytes), bytes), QKV_OK);
+        const qkv_merge_desc merge = {.size = sizeof merge,
+                                      .parts = 2,
+                                      .rows = BATCH * HEADS,
+                                      .value_dim = DIM,
+                                      .part_out = outs,
+                                      .part_lse = lses,
+                                      .out = out[0],
+                                      .lse = lse[0]};
+        cr_assert_eq(qkv_merge(&merge), QKV_OK);
+        for (int r = 0; r < BATCH * HEADS; r++) {
+            const int64_t n = PREFIX + lens[r / HEADS];
+            const double mean = 10.0 * (r % HEADS) + (double)(n - 1) / 2;
+            /* The header's bound: |lse| and |lse - m| are below 5.5, and each part
+             * is within 32 u of its mean. */
+            const double bound = (32 + 4 + 2 * 5.5 + 4) * ORACLE_U * 260;
+            const double log_n = log((double)n), log_bound = 32 * ORACLE_U * 5.5;
+            context("%s: sequence %d, head %d", qkv_isa_name(), r / HEADS, r % HEADS);
+            for (int d = 0; d < DIM; d++)
+                expect_close("mean", &out[0][r * DIM + d], &mean, &bound, 1);
+            expect_close("lse", &lse[0][r], &log_n, &log_bound, 1);
+        }
+        tally(isa, 1);
+    }
+}
+
 Test(edges, alibi_slopes)
 {
     float eight[8], twelve[12];
