@@ -81,7 +81,7 @@ QKV_INLINE __m256i halves_of_16(const void *bytes)
 
 /* Rows of n e4m3 as f16, in rows of 'to_stride', a multiple of 16 and at least n. */
 static QKV_NOINLINE void halves_of_e4m3(const char *x, int64_t stride, uint16_t *y,
-                                               int64_t to_stride, int64_t rows, int64_t n)
+                                        int64_t to_stride, int64_t rows, int64_t n)
 {
     for (; rows > 0; rows--, x += stride, y += to_stride) {
         int64_t i = 0;
