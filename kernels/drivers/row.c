@@ -106,27 +106,30 @@ static void add_range(row_ranges *ranges, int64_t row, qkv_range range)
         ranges->all.end = range.end;
 }
 
-static row_pass pass_at(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                        int64_t first, int64_t count, float *wide)
+/* Fills in a pass: much of it stays unused in most, so it is not returned. */
+static void begin_pass(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                       int64_t first, int64_t count, float *wide, row_pass *pass)
 {
-    row_pass pass = {.run = {run.sequence, run.kv_head, run.first + first, count},
-                     .query = wide,
-                     .query_stride = p->head_dim};
-    const bool one_position = pass.run.first / p->group == (pass.run.first + count - 1) / p->group;
+    pass->run = (qkv_row_run){run.sequence, run.kv_head, run.first + first, count};
+    pass->query = wide;
+    pass->query_stride = p->head_dim;
+    pass->sinks.all = (qkv_range){0, 0};
+    const bool one_position =
+        pass->run.first / p->group == (pass->run.first + count - 1) / p->group;
     if (p->query.dtype == QKV_F32 && one_position) {
-        pass.query = qkv_row_of(&p->query, p, pass.run, 0);
-        pass.query_stride = p->query.stride[QKV_AXIS_HEAD];
+        pass->query = qkv_row_of(&p->query, p, pass->run, 0);
+        pass->query_stride = p->query.stride[QKV_AXIS_HEAD];
     } else {
         for (int64_t i = 0; i < count; i++)
-            qkv_widen_row(k, p->query.dtype, qkv_row_of(&p->query, p, pass.run, i),
+            qkv_widen_row(k, p->query.dtype, qkv_row_of(&p->query, p, pass->run, i),
                           wide + i * p->head_dim, p->head_dim);
     }
     for (int64_t i = 0; i < count; i++) {
-        const qkv_range sees = qkv_visible_keys(p, run.sequence, (pass.run.first + i) / p->group);
-        add_range(&pass.sees, i, sees);
-        add_range(&pass.sinks, i, (qkv_range){0, qkv_sink_keys(p, run.sequence, sees)});
+        const qkv_range sees = qkv_visible_keys(p, run.sequence, (pass->run.first + i) / p->group);
+        add_range(&pass->sees, i, sees);
+        if (p->windowed)
+            add_range(&pass->sinks, i, (qkv_range){0, qkv_sink_keys(p, run.sequence, sees)});
     }
-    return pass;
 }
 
 static void block_logits(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
@@ -422,7 +425,8 @@ void qkv_run_rows(const qkv_attention_problem *p, const qkv_attention_plan *plan
     lay_out(&s, scratch, p, plan->general);
     for (int64_t row = 0; row < run.count;) {
         const int64_t count = pass_length(p, plan, run, row);
-        const row_pass pass = pass_at(p, plan->kernels, run, row, count, s.query);
+        row_pass pass;
+        begin_pass(p, plan->kernels, run, row, count, s.query, &pass);
         run_pass(p, plan->kernels, &pass, cut, &s);
         row += count;
     }
@@ -434,7 +438,8 @@ void qkv_run_row_part(const qkv_attention_problem *p, const qkv_attention_plan *
 {
     row_scratch s;
     lay_out(&s, scratch, p, plan->general);
-    const row_pass pass = pass_at(p, plan->kernels, run, 0, run.count, s.query);
+    row_pass pass;
+    begin_pass(p, plan->kernels, run, 0, run.count, s.query, &pass);
     run_part(p, plan->kernels, &pass, qkv_part_keys(cut, run.sequence, part), to.states, to.out,
              &s);
 }
