@@ -363,7 +363,7 @@ typedef void qkv_rotary_f32_fn(const float *x, const float *cosines, const float
 /* The kernels of one ISA and the sizes that its tiles have. */
 typedef struct qkv_kernels {
     const char *name;
-    int32_t tile_rows, key_block, value_panel, gemm_cols, row_limit;
+    int32_t tile_rows, key_block, value_panel, gemm_cols, row_limit, row_limit_narrow;
 #define QKV_KERNEL(op, scalar, avx2, avx512, neon) qkv_##op##_fn *op;
 #include "kernels.def"
 #undef QKV_KERNEL
@@ -379,10 +379,11 @@ enum {
 
 /* The tile sizes of an ISA as constants, for its kernels: QKV_avx2_tile_rows. */
 enum {
-#define QKV_ISA(name, arch, tile_rows_, key_block_, value_panel_, gemm_cols_, row_limit_)          \
+#define QKV_ISA(name, arch, tile_rows_, key_block_, value_panel_, gemm_cols_, row_limit_,          \
+                row_limit_narrow_)                                                                 \
     QKV_##name##_tile_rows = (tile_rows_), QKV_##name##_key_block = (key_block_),                  \
     QKV_##name##_value_panel = (value_panel_), QKV_##name##_gemm_cols = (gemm_cols_),              \
-    QKV_##name##_row_limit = (row_limit_),
+    QKV_##name##_row_limit = (row_limit_), QKV_##name##_row_limit_narrow = (row_limit_narrow_),
 #include "isas.def"
 #undef QKV_ISA
     QKV_ISA_SIZES_END

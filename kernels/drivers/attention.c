@@ -376,7 +376,11 @@ qkv_cut qkv_cut_sequence(const qkv_attention_problem *p, const qkv_attention_pla
     qkv_cut cut = {.rows = p->group * s->q_len};
     if (cut.rows == 0)
         return cut;
-    const bool few_rows = cut.rows <= k->row_limit && !p->invariant;
+    /* Keys and values that are not f32 are read where they lie by rows, while
+     * tiles convert them first. */
+    const bool cache_f32 = p->key.dtype == QKV_F32 && p->value.dtype == QKV_F32;
+    const int64_t few = cache_f32 ? k->row_limit : k->row_limit_narrow;
+    const bool few_rows = cut.rows <= few && !p->invariant;
     if (plan->general || s->kv_len == 0 || few_rows) {
         cut.route = QKV_ROUTE_ROW;
         cut.run_rows = (ROW_TASK_ROWS + p->group - 1) / p->group * p->group;
