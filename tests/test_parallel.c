@@ -256,7 +256,7 @@ Test(parallel, merge_against_the_formula)
                               .lse = lse};
     cr_assert_eq(qkv_merge(&m), QKV_OK);
     for (int64_t row = 0; row < ROWS; row++) {
-        double max = -INFINITY, sum = 0;
+        double max = (double)-INFINITY, sum = 0;
         for (int i = 0; i < PARTS; i++)
             max = (double)lses[i][row] > max ? (double)lses[i][row] : max;
         for (int i = 0; i < PARTS; i++)
