@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 # Fuzzes each target for SECONDS (15), with the address and undefined-behaviour
 # sanitizers, from the seeds in corpus/. Stops at the first finding, whose input
-# is left in BUILD (build-fuzz).
+# is left in BUILD (build-fuzz). FUZZ_SEED (1) chooses the path; 0 takes another
+# each time.
 #
 # usage: tests/fuzz/run.sh [SECONDS [TARGET...]]
 set -eu
@@ -26,7 +27,7 @@ for target; do
     mkdir -p "$build/corpus/$target"
     printf 'fuzz: %s for %s s\n' "$target" "$seconds"
     UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-        "$build/tests/fuzz/fuzz_$target" -max_total_time="$seconds" -max_len=4096 -timeout=20 \
+        "$build/tests/fuzz/fuzz_$target" -seed="${FUZZ_SEED:-1}" -max_total_time="$seconds" -max_len=4096 -timeout=20 \
         -rss_limit_mb=2048 -artifact_prefix="$build/$target-" -print_final_stats=1 \
         "$build/corpus/$target" "tests/fuzz/corpus/$target" >"$build/$target.log" 2>&1 || {
         tail -n 40 "$build/$target.log"
