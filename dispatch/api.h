@@ -13,4 +13,8 @@ qkv_status qkv_check_attention(const qkv_attention_desc *desc, qkv_attention_pro
 qkv_status qkv_check_scale(int32_t flags, float scale, int64_t head_dim, float *natural,
                            float *scale_log2);
 
+/* Does scratch memory of all workers satisfy the rules, away from all tensors? */
+qkv_status qkv_check_workers_scratch(const qkv_attention_desc *desc, const void *scratch,
+                                     size_t scratch_size, size_t need);
+
 #endif

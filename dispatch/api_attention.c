@@ -113,6 +113,8 @@ static qkv_status check_pages(const qkv_attention_desc *d, qkv_attention_problem
     for (int64_t b = 0; b < d->batch && d->kv_len > 0; b++) {
         const qkv_sequence s = qkv_sequence_at(p, b);
         const int64_t last = (s.kv_len - 1) >> p->page_shift;
+        if (last >= p->page_table_stride)
+            return QKV_E_SHAPE;
         for (int64_t i = 0; i <= last; i++)
             if (s.pages[i] < 0 || s.pages[i] >= d->pages)
                 return QKV_E_INDEX;
@@ -335,8 +337,10 @@ qkv_status qkv_check_attention(const qkv_attention_desc *desc, qkv_attention_pro
         status = check_adjustments(&d, p);
     if (!status)
         status = check_overlap(p);
-    /* The row driver's scratch memory is some rows of queries and values. */
-    if (!status && (d.value_dim > INT64_MAX / 4096 || d.head_dim > INT64_MAX / 4096))
+    /* The row driver's scratch memory is some rows of queries and values, and
+     * lengths are rounded up to blocks. */
+    if (!status && (d.value_dim > INT64_MAX / 4096 || d.head_dim > INT64_MAX / 4096 ||
+                    d.kv_len > INT64_MAX / 4096 || d.q_len > INT64_MAX / 4096))
         status = QKV_E_OVERFLOW;
     return status;
 }
@@ -448,6 +452,10 @@ qkv_status qkv_attention_task_count(const qkv_attention_desc *desc, int64_t *cou
     if (!count)
         return QKV_E_NULL;
     const qkv_attention_plan plan = plan_of(&p);
+    size_t shared;
+    const qkv_status too_many = shared_bytes(&p, &plan, &shared);
+    if (too_many)
+        return too_many;
     if (nothing_to_write(&p))
         *count = 0;
     else if (qkv_needs_schedule(&p))
@@ -455,6 +463,14 @@ qkv_status qkv_attention_task_count(const qkv_attention_desc *desc, int64_t *cou
     else
         *count = qkv_attention_tasks(&p, &plan);
     return QKV_OK;
+}
+
+qkv_status qkv_check_workers_scratch(const qkv_attention_desc *desc, const void *scratch,
+                                     size_t scratch_size, size_t need)
+{
+    qkv_attention_problem p;
+    const qkv_status status = qkv_check_attention(desc, &p);
+    return status ? status : check_attention_scratch(&p, scratch, scratch_size, need);
 }
 
 qkv_status qkv_attention_begin(const qkv_attention_desc *desc, void *scratch, size_t scratch_size)
@@ -470,6 +486,10 @@ qkv_status qkv_attention_begin(const qkv_attention_desc *desc, void *scratch, si
     if (!status)
         status = check_attention_scratch(&p, scratch, scratch_size, shared);
     if (status || shared == 0)
+        return status;
+    /* The tasks check no more: no worker's part may hold a tensor either. */
+    status = check_attention_scratch(&p, scratch, scratch_size, scratch_size);
+    if (status)
         return status;
     copy_desc(&copy, desc);
     qkv_schedule_begin(scratch, &copy, &p, &plan);

@@ -8,10 +8,16 @@ static qkv_status check_merge(const qkv_merge_desc *d, qkv_view *out, qkv_view *
 {
     if (d->parts < 0 || d->rows < 0 || d->value_dim < 0)
         return QKV_E_SHAPE;
-    if (d->flags)
+    if (d->flags || d->reserved)
         return QKV_E_FLAGS;
-    if (d->parts > 0 && d->rows > 0 && (!d->part_out || !d->part_lse))
+    const bool any = d->parts > 0 && d->rows > 0;
+    if (any && (!d->part_out || !d->part_lse))
         return QKV_E_NULL;
+    if (any && (!qkv_aligned(d->part_out, sizeof *d->part_out) ||
+                !qkv_aligned(d->part_lse, sizeof *d->part_lse)))
+        return QKV_E_ALIGN;
+    if (any && d->parts > PTRDIFF_MAX / (int64_t)sizeof *d->part_out)
+        return QKV_E_OVERFLOW;
     qkv_status status =
         qkv_view_matrix(d->out, d->out_stride, d->rows, d->value_dim, QKV_OUTPUT, out);
     *lse = (qkv_view){.data = NULL};
@@ -19,6 +25,12 @@ static qkv_status check_merge(const qkv_merge_desc *d, qkv_view *out, qkv_view *
         status = qkv_view_matrix(d->lse, 1, d->rows, 1, QKV_OUTPUT, lse);
     if (!status && qkv_views_overlap(out, lse))
         status = QKV_E_OVERLAP;
+    const qkv_view arrays[] = {
+        qkv_view_bytes(any ? d->part_out : NULL, d->parts, sizeof *d->part_out),
+        qkv_view_bytes(any ? d->part_lse : NULL, d->parts, sizeof *d->part_lse)};
+    for (int i = 0; !status && i < 2; i++)
+        if (qkv_views_overlap(&arrays[i], out) || qkv_views_overlap(&arrays[i], lse))
+            status = QKV_E_OVERLAP;
     for (int64_t i = 0; !status && d->rows > 0 && i < d->parts; i++) {
         qkv_view part, part_lse;
         status =

@@ -46,8 +46,8 @@ qkv_status qkv_attention_parallel(const qkv_attention_desc *desc, void *scratch,
     qkv_status status = qkv_attention_scratch_size(desc, workers, &need);
     if (!status && !parallel_for)
         status = QKV_E_NULL;
-    if (!status && scratch_size < need)
-        status = QKV_E_SCRATCH;
+    if (!status) /* of all workers, before the first task writes */
+        status = qkv_check_workers_scratch(desc, scratch, scratch_size, need);
     if (!status)
         status = qkv_attention_begin(desc, scratch, scratch_size);
     if (!status)
