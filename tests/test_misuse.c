@@ -150,6 +150,10 @@ static bool misuse_attention(int n, qkv_attention_desc *d, const char **what, qk
         MISUSE(QKV_E_OVERFLOW, d->value_dim = HUGE_SIZE)
         MISUSE(QKV_E_OVERFLOW, d->value_dim = INT64_MAX)
         MISUSE(QKV_E_OVERFLOW, d->kv_len = INT64_MAX)
+        MISUSE(QKV_E_OVERFLOW, d->kv_len = INT64_MAX - 100; /* of one row, repeated */
+               d->key.stride_batch = d->key.stride_head = d->key.stride_row = 0;
+               d->value.stride_batch = d->value.stride_head = d->value.stride_row = 0;
+               d->key.flags = d->value.flags = QKV_TENSOR_STRIDED)
         MISUSE(QKV_E_OVERFLOW, d->query.stride_row = HUGE_SIZE)
         MISUSE(QKV_E_OVERFLOW, d->key.stride_row = INT64_MAX)
         MISUSE(QKV_E_OVERFLOW, d->value.stride_batch = INT64_MAX)

@@ -76,6 +76,13 @@ Test(parallel, begin_and_its_misuse)
         expect_status("parallel",
                       qkv_attention_parallel(d, scratch, one, 0, qkv_pool_parallel_for, NULL),
                       QKV_E_INDEX);
+        /* In the part of a worker that may never run. */
+        other = *d;
+        other.out.data = scratch + one + 64;
+        expect_status("overlap", qkv_attention_begin(&other, scratch, two), QKV_E_OVERLAP);
+        expect_status("overlap",
+                      qkv_attention_parallel(&other, scratch, two, 2, qkv_pool_parallel_for, NULL),
+                      QKV_E_OVERLAP);
         if (!canary_intact(p.out.data, p.out.extent))
             fail_with("the output has changed");
         free(scratch);
@@ -306,6 +313,7 @@ Test(parallel, merge_misuse)
     expect_status("NULL", qkv_merge(NULL), QKV_E_NULL);
     MERGE(QKV_E_SIZE, d.size = 8);
     MERGE(QKV_E_FLAGS, d.flags = 1);
+    MERGE(QKV_E_FLAGS, d.reserved = 1);
     MERGE(QKV_E_SHAPE, d.parts = -1);
     MERGE(QKV_E_SHAPE, d.rows = -1);
     MERGE(QKV_E_SHAPE, d.value_dim = -1);
@@ -315,6 +323,8 @@ Test(parallel, merge_misuse)
     MERGE(QKV_E_NULL, d.part_lse = NULL);
     MERGE(QKV_E_NULL, d.out = NULL);
     MERGE(QKV_E_OVERFLOW, d.rows = INT64_MAX / 4);
+    MERGE(QKV_E_OVERLAP, d.out = (float *)(void *)(uintptr_t)outs);
+    MERGE(QKV_E_ALIGN, d.part_out = (const float *const *)(const void *)((const char *)outs + 4));
     MERGE(QKV_E_OVERLAP, d.out = a + 1);
     MERGE(QKV_E_OVERLAP, d.lse = la + 1);
     MERGE(QKV_E_OVERLAP, d.lse = a);

@@ -681,6 +681,7 @@ static bool misuse(int n, parts *x, qkv_attention_desc *d, const char **what, qk
         WRONG(paged, QKV_E_INDEX, x->table[3] = 1000; x->kv_lens[0] = 25)
         WRONG(paged, QKV_E_INDEX, d->pages = 4)
         WRONG(paged, QKV_E_INDEX, d->kv_lens = NULL; x->table[11] = -1)
+        WRONG(paged, QKV_E_SHAPE, d->page_table_stride = 1)
         WRONG(paged, QKV_E_SHAPE, d->page_size = 12)
         WRONG(paged, QKV_E_SHAPE, d->page_size = 4)
         WRONG(paged, QKV_E_SHAPE, d->page_size = 512)
