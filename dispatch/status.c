@@ -27,7 +27,7 @@ const char *qkv_strerror(qkv_status status)
     case QKV_E_SCRATCH:
         return "scratch memory is missing, too small or misaligned";
     case QKV_E_VALUE:
-        return "a scale or softcap that is not finite or out of range";
+        return "a scale, softcap or stage of weights is out of range";
     case QKV_E_ISA:
         return "no such instruction set, or this machine does not support it";
     case QKV_E_INDEX:

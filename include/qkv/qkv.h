@@ -125,7 +125,8 @@ enum {
     QKV_E_OVERFLOW = 9,     /* a size in bytes does not fit the address space */
     QKV_E_SCRATCH = 10,     /* scratch memory is missing, too small or misaligned */
     QKV_E_VALUE = 11,       /* a scale that is not finite, or not after a factor of log2(e); a
-                               softcap that is negative, not finite or too small for the scale */
+                               softcap that is negative, not finite or too small for the scale;
+                               a stage of weights that there is not */
     QKV_E_ISA = 12,         /* no such ISA, or this machine does not support it */
     QKV_E_INDEX = 13,       /* a task, a worker or an entry of the page table is out of range */
     QKV_E_UNSUPPORTED = 14, /* described correctly, but not offered by this version */
@@ -624,7 +625,8 @@ QKV_API qkv_status qkv_attention_parallel(const qkv_attention_desc *desc, void *
  * workers - 1 threads, which sleep until qkv_pool_parallel_for(), a
  * qkv_parallel_for with the pool as its context, has work for them and its
  * caller; it gives the indices out one by one. One pool serves one caller at
- * a time. qkv_pool_destroy() ends the threads; NULL is let pass.
+ * a time, and must not be NULL there. qkv_pool_destroy() ends the threads;
+ * NULL is let pass.
  *
  * These functions allocate, lock and wait; nothing else in the library uses
  * them. Returns QKV_OK, QKV_E_NULL, QKV_E_INDEX for a number of workers that
