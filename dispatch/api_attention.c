@@ -76,29 +76,12 @@ static qkv_status check_sequences(const qkv_attention_desc *d, qkv_attention_pro
     return QKV_OK;
 }
 
-/* The plain numbers of a paged cache. */
 static qkv_status check_page_sizes(qkv_attention_desc *d)
 {
-    if (d->page_size == 0)
-        return d->pages != 0 || d->page_table_stride != 0 || d->page_table ? QKV_E_SHAPE : QKV_OK;
-    if (d->page_size < 8 || d->page_size > 256 || (d->page_size & (d->page_size - 1)) != 0 ||
-        d->pages < 0)
-        return QKV_E_SHAPE;
-    if (d->page_table_stride < 0)
-        return QKV_E_STRIDE;
-    if (d->kv_starts)
+    if (d->page_size != 0 && d->kv_starts)
         return QKV_E_FLAGS;
-    if (!d->page_table)
-        return QKV_E_NULL;
-    if (!qkv_aligned(d->page_table, sizeof *d->page_table))
-        return QKV_E_ALIGN;
-    if (d->page_table_stride == 0)
-        d->page_table_stride = d->kv_len / d->page_size + (d->kv_len % d->page_size != 0);
-    int64_t entries;
-    if (!qkv_mul(d->batch, d->page_table_stride, &entries) ||
-        entries > PTRDIFF_MAX / (int64_t)sizeof *d->page_table)
-        return QKV_E_OVERFLOW;
-    return QKV_OK;
+    return qkv_check_page_sizes(d->page_size, d->pages, d->batch, d->kv_len, d->page_table,
+                                &d->page_table_stride);
 }
 
 /* Every entry of the page table that a sequence's length reaches. */

@@ -52,26 +52,6 @@ static qkv_status check_rotary(qkv_kv_append_desc *d, qkv_append_problem *p)
     return QKV_OK;
 }
 
-static qkv_status check_page_sizes(qkv_kv_append_desc *d)
-{
-    if (d->page_size == 0)
-        return d->pages != 0 || d->page_table_stride != 0 || d->page_table ? QKV_E_SHAPE : QKV_OK;
-    if (d->page_size < 8 || d->page_size > 256 || (d->page_size & (d->page_size - 1)) != 0 ||
-        d->pages < 0)
-        return QKV_E_SHAPE;
-    if (d->page_table_stride < 0)
-        return QKV_E_STRIDE;
-    if (!d->page_table)
-        return QKV_E_NULL;
-    if (d->page_table_stride == 0)
-        d->page_table_stride = d->kv_len / d->page_size + (d->kv_len % d->page_size != 0);
-    int64_t entries;
-    if (!qkv_mul(d->batch, d->page_table_stride, &entries) ||
-        entries > PTRDIFF_MAX / (int64_t)sizeof *d->page_table)
-        return QKV_E_OVERFLOW;
-    return QKV_OK;
-}
-
 /* The pages of rows first .. first + count - 1 of sequence b. */
 static qkv_status check_pages(const qkv_kv_append_desc *d, int64_t b, int64_t first, int64_t count)
 {
@@ -170,7 +150,8 @@ static qkv_status check_append(qkv_kv_append_desc *d, qkv_append_problem *p)
     if (!status)
         status = check_rotary(d, p);
     if (!status)
-        status = check_page_sizes(d);
+        status = qkv_check_page_sizes(d->page_size, d->pages, d->batch, d->kv_len, d->page_table,
+                                      &d->page_table_stride);
     if (!status)
         status = check_side(d, &d->new_key, &d->key, &d->key_scale, d->head_dim, &p->key);
     if (!status)

@@ -278,6 +278,27 @@ qkv_status qkv_view_mask(const qkv_mask *m, int64_t batch, int64_t heads, int64_
     return measure_mask(view, count, keys);
 }
 
+qkv_status qkv_check_page_sizes(int64_t page_size, int64_t pages, int64_t batch, int64_t kv_len,
+                                const int32_t *table, int64_t *table_stride)
+{
+    if (page_size == 0)
+        return pages != 0 || *table_stride != 0 || table ? QKV_E_SHAPE : QKV_OK;
+    if (page_size < 8 || page_size > 256 || (page_size & (page_size - 1)) != 0 || pages < 0)
+        return QKV_E_SHAPE;
+    if (*table_stride < 0)
+        return QKV_E_STRIDE;
+    if (!table)
+        return QKV_E_NULL;
+    if (!qkv_aligned(table, sizeof *table))
+        return QKV_E_ALIGN;
+    if (*table_stride == 0)
+        *table_stride = kv_len / page_size + (kv_len % page_size != 0);
+    int64_t entries;
+    if (!qkv_mul(batch, *table_stride, &entries) || entries > PTRDIFF_MAX / (int64_t)sizeof *table)
+        return QKV_E_OVERFLOW;
+    return QKV_OK;
+}
+
 bool qkv_views_same(const qkv_view *a, const qkv_view *b)
 {
     return a->data == b->data && a->dtype == b->dtype && a->dim == b->dim &&

@@ -50,6 +50,10 @@ qkv_status qkv_view_matrix(const float *data, int64_t stride, int64_t rows, int6
 qkv_status qkv_view_mask(const qkv_mask *mask, int64_t batch, int64_t heads, int64_t rows,
                          int64_t keys, qkv_mask_view *view);
 
+/* The plain numbers of a paged cache; a 'table_stride' of 0 gets its default. */
+qkv_status qkv_check_page_sizes(int64_t page_size, int64_t pages, int64_t batch, int64_t kv_len,
+                                const int32_t *table, int64_t *table_stride);
+
 /* 'count' elements of 'size' bytes in a row, for the checks of overlap. */
 qkv_view qkv_view_bytes(const void *data, int64_t count, size_t size);
 
