@@ -287,76 +287,65 @@ static float *rows_behind_hidden(int64_t hidden, int64_t seen, int64_t dim)
     return (float *)(void *)(all + before);
 }
 
+enum { HIDDEN_DIM = 16, HIDDEN_QUERIES = 40 };
+
+/* Runs 'desc' on every ISA with its last 'seen' keys readable and no other. */
+static void run_with_hidden(const char *name, qkv_attention_desc desc, int64_t seen)
+{
+    rng r = rng_make(name);
+    const int64_t hidden = desc.kv_len - seen, dim = HIDDEN_DIM;
+    float *k = rows_behind_hidden(hidden, seen, dim), *v = rows_behind_hidden(hidden, seen, dim);
+    float q[HIDDEN_QUERIES * HIDDEN_DIM], out[HIDDEN_QUERIES * HIDDEN_DIM];
+    fill_normal(&r, k, seen * dim, 1.0f);
+    fill_normal(&r, v, seen * dim, 1.0f);
+    fill_normal(&r, q, HIDDEN_QUERIES * dim, 1.0f);
+    desc.size = sizeof desc;
+    desc.head_dim = dim;
+    desc.query.data = q;
+    desc.key.data = k - hidden * dim;
+    desc.value.data = v - hidden * dim;
+    desc.out.data = out;
+    for_each_isa(isa)
+    {
+        size_t bytes = 0;
+        cr_assert_eq(qkv_attention_scratch_size(&desc, 1, &bytes), QKV_OK);
+        void *scratch = scratch_alloc(bytes);
+        cr_assert_eq(qkv_attention(&desc, scratch, bytes), QKV_OK);
+        free(scratch);
+        tally(isa, 1);
+    }
+}
+
 /* Keys before the window's first block lie in memory that may not be read. */
 Test(edges, keys_outside_the_window_are_not_read)
 {
     /* A multiple of every block: of 96, 120, 192 and 512 keys. */
-    enum { DIM = 16, FIRST = 7680, SEEN = 40 };
-    rng r = rng_make("edges window");
-    float *k = rows_behind_hidden(FIRST, SEEN, DIM);
-    float *v = rows_behind_hidden(FIRST, SEEN, DIM);
-    fill_normal(&r, k, SEEN * DIM, 1.0f);
-    fill_normal(&r, v, SEEN * DIM, 1.0f);
-    float q[40 * DIM], out[40 * DIM];
-    fill_normal(&r, q, 40 * DIM, 1.0f);
-    for (int64_t q_len = 1; q_len <= 40; q_len += 13) {
-        qkv_attention_desc desc = {
-            .size = sizeof desc,
-            .flags = QKV_WINDOW | QKV_CAUSAL,
-            .q_len = q_len,
-            .kv_len = FIRST + SEEN,
-            .head_dim = DIM,
-            .window_left = SEEN - q_len,
-            .query.data = q,
-            .key.data = (char *)k - FIRST * DIM * sizeof *k,
-            .value.data = (char *)v - FIRST * DIM * sizeof *v,
-            .out.data = out,
-        };
-        for_each_isa(isa)
-        {
-            size_t bytes = 0;
-            cr_assert_eq(qkv_attention_scratch_size(&desc, 1, &bytes), QKV_OK);
-            cr_assert_eq(qkv_attention(&desc, scratch_alloc(bytes), bytes), QKV_OK);
-            tally(isa, 1);
-        }
-    }
+    enum { FIRST = 7680, SEEN = 40 };
+    for (int64_t q_len = 1; q_len <= HIDDEN_QUERIES; q_len += 13)
+        run_with_hidden("edges window",
+                        (qkv_attention_desc){.flags = QKV_WINDOW | QKV_CAUSAL,
+                                             .q_len = q_len,
+                                             .kv_len = FIRST + SEEN,
+                                             .window_left = SEEN - q_len},
+                        SEEN);
 }
 
 /* A block that a mask hides from everybody is not read either. (What is seen
  * is long enough not to be taken along by the block before it.) */
 Test(edges, masked_blocks_are_not_read)
 {
-    /* A multiple of every block: of 96, 120, 192 and 512 keys. */
-    enum { DIM = 16, HIDDEN = 7680, SEEN = 300 };
-    rng r = rng_make("edges mask");
-    float *k = rows_behind_hidden(HIDDEN, SEEN, DIM);
-    float *v = rows_behind_hidden(HIDDEN, SEEN, DIM);
-    fill_normal(&r, k, SEEN * DIM, 1.0f);
-    fill_normal(&r, v, SEEN * DIM, 1.0f);
-    float q[40 * DIM], out[40 * DIM];
-    fill_normal(&r, q, 40 * DIM, 1.0f);
+    enum { HIDDEN = 7680, SEEN = 300 }; /* likewise */
     static uint8_t mask[HIDDEN + SEEN];
     memset(mask + HIDDEN, 1, SEEN);
-    for (int64_t q_len = 1; q_len <= 40; q_len += 13) {
-        qkv_attention_desc desc = {
-            .size = sizeof desc,
-            .q_len = q_len,
-            .kv_len = HIDDEN + SEEN,
-            .head_dim = DIM,
-            .mask = {.data = mask, .stride_key = 1, .dtype = QKV_BOOL, .flags = QKV_TENSOR_STRIDED},
-            .query.data = q,
-            .key.data = (char *)k - HIDDEN * DIM * sizeof *k,
-            .value.data = (char *)v - HIDDEN * DIM * sizeof *v,
-            .out.data = out,
-        };
-        for_each_isa(isa)
-        {
-            size_t bytes = 0;
-            cr_assert_eq(qkv_attention_scratch_size(&desc, 1, &bytes), QKV_OK);
-            cr_assert_eq(qkv_attention(&desc, scratch_alloc(bytes), bytes), QKV_OK);
-            tally(isa, 1);
-        }
-    }
+    for (int64_t q_len = 1; q_len <= HIDDEN_QUERIES; q_len += 13)
+        run_with_hidden("edges mask",
+                        (qkv_attention_desc){.q_len = q_len,
+                                             .kv_len = HIDDEN + SEEN,
+                                             .mask = {.data = mask,
+                                                      .stride_key = 1,
+                                                      .dtype = QKV_BOOL,
+                                                      .flags = QKV_TENSOR_STRIDED}},
+                        SEEN);
 }
 
 /*
