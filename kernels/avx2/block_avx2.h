@@ -12,7 +12,7 @@
  * In assembly, as the compilers fail at it. From intrinsics GCC 12 and clang 14
  * choose a form of the multiply-add that overwrites an operand, copy and spill
  * accumulators, or load a vector again as the memory operand of each
- * multiply-add, 16 loads a step: that runs at 65 % of the peak, this at 97 %.
+ * multiply-add, 16 loads a step: that runs at about two thirds of the peak, this at 97 %.
  * Which of these they do changes with any line of the surrounding function.
  */
 #ifndef QKV_BLOCK_AVX2_H
