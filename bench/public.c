@@ -12,7 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../kernels/drivers/typed.h"
 #include "oracle.h"
+#include "validate.h"
 
 /* Rows whose result is compared with the oracle's. */
 enum { SAMPLED_ROWS = 24 };
@@ -234,76 +236,22 @@ static bool is_cache_only(int32_t dtype)
     return dtype > QKV_BF16;
 }
 
-static int64_t bytes_of(int32_t dtype, int64_t n)
+static const qkv_kernels *plain(void)
 {
-    switch (dtype) {
-    case QKV_F32:
-        return n * 4;
-    case QKV_F16:
-    case QKV_BF16:
-        return n * 2;
-    case QKV_Q8_0:
-        return n / QKV_KV_BLOCK * QKV_Q8_0_BYTES;
-    case QKV_Q4_0:
-        return n / QKV_KV_BLOCK * QKV_Q4_0_BYTES;
-    default:
-        return n;
-    }
-}
-
-static void widen(int32_t dtype, const void *x, float *y, int64_t n)
-{
-    const qkv_kernels *k = qkv_kernels_of(QKV_ISA_scalar);
-    if (dtype == QKV_F16)
-        k->widen_f16(x, y, n);
-    else if (dtype == QKV_BF16)
-        k->widen_bf16(x, y, n);
-    else
-        memcpy(y, x, (size_t)n * sizeof *y);
+    return qkv_kernels_of(QKV_ISA_scalar);
 }
 
 /* Converts a row and gives it the values that the conversion leaves. */
 static void narrow_row(int32_t dtype, float *x, void *y, float *scale, int64_t n)
 {
-    const qkv_kernels *k = qkv_kernels_of(QKV_ISA_scalar);
-    switch (dtype) {
-    case QKV_F16:
-        k->narrow_f16(x, y, n);
-        break;
-    case QKV_BF16:
-        k->narrow_bf16(x, y, n);
-        break;
-    case QKV_Q8_0:
-        k->narrow_q8_0(x, y, scale, n);
-        k->widen_q8_0(y, scale, x, n);
-        return;
-    case QKV_I8:
-        k->narrow_i8(x, y, scale, n);
-        k->widen_i8(y, scale, x, n);
-        return;
-    case QKV_F8_E4M3:
-        k->narrow_f8_e4m3(x, y, scale, n);
-        k->widen_f8_e4m3(y, scale, x, n);
-        return;
-    case QKV_F8_E5M2:
-        k->narrow_f8_e5m2(x, y, scale, n);
-        k->widen_f8_e5m2(y, scale, x, n);
-        return;
-    case QKV_Q4_0:
-        k->narrow_q4_0(x, y, scale, n);
-        k->widen_q4_0(y, scale, x, n);
-        return;
-    default:
-        memcpy(y, x, (size_t)n * sizeof *x);
-        break;
-    }
-    widen(dtype, y, x, n);
+    qkv_narrow_typed(plain(), dtype, x, y, scale, n);
+    qkv_widen_typed(plain(), dtype, y, scale, x, n);
 }
 
 static void narrow(int32_t dtype, float *x, void *y, float *scales, int64_t rows, int64_t dim)
 {
     for (int64_t i = 0; i < rows; i++)
-        narrow_row(dtype, x + i * dim, (char *)y + bytes_of(dtype, i * dim), scales + i, dim);
+        narrow_row(dtype, x + i * dim, (char *)y + qkv_bytes(dtype, i * dim), scales + i, dim);
 }
 
 static double attention_error(void *context)
@@ -316,8 +264,9 @@ static double attention_error(void *context)
     for (int64_t r = rows - 1; r >= 0; r -= sample_step(rows)) {
         const int64_t kv_head = r / s->q_len / group;
         const int32_t dtype = x->desc.out.dtype;
-        const int64_t at = bytes_of(dtype, r * s->value_dim);
-        widen(dtype, (const char *)x->desc.out.data + at, x->row, s->value_dim);
+        const int64_t at = qkv_bytes(dtype, r * s->value_dim);
+        qkv_widen_typed(plain(), dtype, (const char *)x->desc.out.data + at, NULL, x->row,
+                        s->value_dim);
         const bench_oracle_row row = {
             .query = x->q + r * s->head_dim,
             .keys = x->keys + kv_head * s->kv_len * s->head_dim,
@@ -365,8 +314,8 @@ static void attention_memory(attention_context *x, const bench_wish *wish)
     bench_fill_normal(x->keys, keys, 32);
     bench_fill_normal(x->values, values, 33);
 
-    x->values_offset = (bytes_of(wish->dtype, keys) + 63) / 64 * 64;
-    x->copy_bytes = x->values_offset + (bytes_of(wish->dtype, values) + 63) / 64 * 64;
+    x->values_offset = (qkv_bytes(wish->dtype, keys) + 63) / 64 * 64;
+    x->copy_bytes = x->values_offset + (qkv_bytes(wish->dtype, values) + 63) / 64 * 64;
     x->copies = wish->cold ? COLD_BYTES / x->copy_bytes + 2 : 1;
     x->in = bench_arena_new(x->copies * x->copy_bytes / 4);
     x->out = bench_arena_new(queries + outputs);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* See adjust.h. What a rule means is in kernels/scalar/adjust.c. */
 #include "adjust.h"
+#include "typed.h"
 
 #include <float.h>
 #include <math.h>
@@ -103,11 +104,11 @@ static void halves_to_bias(const qkv_kernels *k, int32_t dtype, const uint16_t *
                            int64_t stride, int64_t n, float *bias)
 {
     if (stride == 1) {
-        qkv_widen_row(k, dtype, halves, bias, n);
+        qkv_widen_typed(k, dtype, halves, NULL, bias, n);
         return;
     }
     for (int64_t j = 0; j < n; j++)
-        qkv_widen_row(k, dtype, halves + j * stride, bias + j, 1);
+        qkv_widen_typed(k, dtype, halves + j * stride, NULL, bias + j, 1);
 }
 
 static void floats_to_bias(const float *floats, int64_t stride, int64_t n, float *bias)

@@ -5,6 +5,7 @@
  * straight from its source, and 16-bit elements of the same type are copied.
  */
 #include "append.h"
+#include "typed.h"
 
 #include <string.h>
 
@@ -15,36 +16,6 @@ typedef struct row_move {
     float *scale;
     int64_t position;
 } row_move;
-
-static void narrow_row(const qkv_kernels *k, int32_t dtype, const float *x, void *y, float *scale,
-                       int64_t n)
-{
-    switch (dtype) {
-    case QKV_F32:
-        memcpy(y, x, (size_t)n * sizeof *x);
-        break;
-    case QKV_F16:
-        k->narrow_f16(x, y, n);
-        break;
-    case QKV_BF16:
-        k->narrow_bf16(x, y, n);
-        break;
-    case QKV_Q8_0:
-        k->narrow_q8_0(x, y, scale, n);
-        break;
-    case QKV_I8:
-        k->narrow_i8(x, y, scale, n);
-        break;
-    case QKV_F8_E4M3:
-        k->narrow_f8_e4m3(x, y, scale, n);
-        break;
-    case QKV_F8_E5M2:
-        k->narrow_f8_e5m2(x, y, scale, n);
-        break;
-    default:
-        k->narrow_q4_0(x, y, scale, n);
-    }
-}
 
 static void move_row(const qkv_append_problem *p, const qkv_append_side *side, const qkv_kernels *k,
                      row_move m)
@@ -58,7 +29,7 @@ static void move_row(const qkv_append_problem *p, const qkv_append_side *side, c
     }
     const float *x = m.from;
     if (from != QKV_F32) {
-        (from == QKV_F16 ? k->widen_f16 : k->widen_bf16)(m.from, wide, n);
+        qkv_widen_typed(k, from, m.from, NULL, wide, n);
         x = wide;
     }
     if (pairs) {
@@ -67,7 +38,7 @@ static void move_row(const qkv_append_problem *p, const qkv_append_side *side, c
         memcpy(turned + 2 * pairs, x + 2 * pairs, (size_t)(n - 2 * pairs) * sizeof *x);
         x = turned;
     }
-    narrow_row(k, to, x, m.to, m.scale, n);
+    qkv_narrow_typed(k, to, x, m.to, m.scale, n);
 }
 
 /* The new rows of one sequence and head. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "attention.h"
+#include "typed.h"
 
 #include <math.h>
 #include <string.h>
@@ -87,51 +88,6 @@ void qkv_rows_of(const qkv_view *view, const qkv_attention_problem *p, qkv_row_r
     }
 }
 
-/* One row of a cache to f32; 'scale' is of QKV_I8. */
-static void widen_cached(const qkv_kernels *k, int32_t dtype, const void *row, const float *scale,
-                         float *wide, int64_t n)
-{
-    switch (dtype) {
-    case QKV_F32:
-        memcpy(wide, row, (size_t)n * sizeof *wide);
-        break;
-    case QKV_F16:
-        k->widen_f16(row, wide, n);
-        break;
-    case QKV_BF16:
-        k->widen_bf16(row, wide, n);
-        break;
-    case QKV_Q8_0:
-        k->widen_q8_0(row, scale, wide, n);
-        break;
-    case QKV_I8:
-        k->widen_i8(row, scale, wide, n);
-        break;
-    case QKV_F8_E4M3:
-        k->widen_f8_e4m3(row, scale, wide, n);
-        break;
-    case QKV_F8_E5M2:
-        k->widen_f8_e5m2(row, scale, wide, n);
-        break;
-    default:
-        k->widen_q4_0(row, scale, wide, n);
-        break;
-    }
-}
-
-void qkv_widen_row(const qkv_kernels *k, int32_t dtype, const void *row, float *wide, int64_t n)
-{
-    widen_cached(k, dtype, row, NULL, wide, n);
-}
-
-void qkv_narrow_row(const qkv_kernels *k, int32_t dtype, const float *wide, void *row, int64_t n)
-{
-    if (dtype == QKV_F16)
-        k->narrow_f16(wide, row, n);
-    else
-        k->narrow_bf16(wide, row, n);
-}
-
 bool qkv_is_staged(const qkv_attention_problem *p)
 {
     return p->narrow || p->page_table;
@@ -184,102 +140,11 @@ qkv_f32_rows qkv_fetch_rows(const qkv_attention_problem *p, const qkv_kernels *k
         piece = piece_at(p, view, scale, s, kv_head, first + done, count - done);
         const char *row = piece.data;
         for (int64_t i = 0; i < piece.count; i++, row += piece.stride_bytes, wide += view->dim)
-            widen_cached(k, view->dtype, row,
-                         piece.scales ? piece.scales + i * piece.scales_stride : NULL, wide,
-                         view->dim);
+            qkv_widen_typed(k, view->dtype, row,
+                            piece.scales ? piece.scales + i * piece.scales_stride : NULL, wide,
+                            view->dim);
     }
     return (qkv_f32_rows){stage, view->dim};
-}
-
-static void dot_f32(const qkv_kernels *k, const qkv_dot_kv_args *a)
-{
-    k->dot_f32(&(qkv_dot_args){.queries = a->queries,
-                               .keys = a->keys,
-                               .scores = a->scores,
-                               .queries_stride = a->queries_stride,
-                               .keys_stride = a->keys_stride / (int64_t)sizeof(float),
-                               .scores_stride = a->scores_stride,
-                               .rows = a->rows,
-                               .kv_len = a->kv_len,
-                               .head_dim = a->head_dim,
-                               .accumulate = a->accumulate});
-}
-
-void qkv_dot_typed(const qkv_kernels *k, int32_t dtype, const qkv_dot_kv_args *args)
-{
-    switch (dtype) {
-    case QKV_F32:
-        dot_f32(k, args);
-        break;
-    case QKV_F16:
-        k->dot_f16(args);
-        break;
-    case QKV_BF16:
-        k->dot_bf16(args);
-        break;
-    case QKV_Q8_0:
-        k->dot_q8_0(args);
-        break;
-    case QKV_I8:
-        k->dot_i8(args);
-        break;
-    case QKV_F8_E4M3:
-        k->dot_f8_e4m3(args);
-        break;
-    case QKV_F8_E5M2:
-        k->dot_f8_e5m2(args);
-        break;
-    default:
-        k->dot_q4_0(args);
-        break;
-    }
-}
-
-static void weighted_sum_f32(const qkv_kernels *k, const qkv_weighted_sum_kv_args *a)
-{
-    k->weighted_sum_f32(
-        &(qkv_weighted_sum_args){.weights = a->weights,
-                                 .values = a->values,
-                                 .out = a->out,
-                                 .rescale = a->rescale,
-                                 .weights_stride = a->weights_stride,
-                                 .values_stride = a->values_stride / (int64_t)sizeof(float),
-                                 .out_stride = a->out_stride,
-                                 .rows = a->rows,
-                                 .kv_len = a->kv_len,
-                                 .value_dim = a->value_dim,
-                                 .skip_zero = a->skip_zero});
-}
-
-void qkv_weighted_sum_typed(const qkv_kernels *k, int32_t dtype,
-                            const qkv_weighted_sum_kv_args *args)
-{
-    switch (dtype) {
-    case QKV_F32:
-        weighted_sum_f32(k, args);
-        break;
-    case QKV_F16:
-        k->weighted_sum_f16(args);
-        break;
-    case QKV_BF16:
-        k->weighted_sum_bf16(args);
-        break;
-    case QKV_Q8_0:
-        k->weighted_sum_q8_0(args);
-        break;
-    case QKV_I8:
-        k->weighted_sum_i8(args);
-        break;
-    case QKV_F8_E4M3:
-        k->weighted_sum_f8_e4m3(args);
-        break;
-    case QKV_F8_E5M2:
-        k->weighted_sum_f8_e5m2(args);
-        break;
-    default:
-        k->weighted_sum_q4_0(args);
-        break;
-    }
 }
 
 float qkv_lse_of(float max_log2, float sum)

@@ -177,17 +177,6 @@ qkv_f32_rows qkv_fetch_rows(const qkv_attention_problem *problem, const qkv_kern
 /* Does the tile driver need a stage: for other types than f32, or for pages? */
 bool qkv_is_staged(const qkv_attention_problem *problem);
 
-/* One row of 'n' elements of a type, to f32 and from f32. */
-void qkv_widen_row(const qkv_kernels *kernels, int32_t dtype, const void *row, float *wide,
-                   int64_t n);
-void qkv_narrow_row(const qkv_kernels *kernels, int32_t dtype, const float *wide, void *row,
-                    int64_t n);
-
-/* The kernels of a type. */
-void qkv_dot_typed(const qkv_kernels *kernels, int32_t dtype, const qkv_dot_kv_args *args);
-void qkv_weighted_sum_typed(const qkv_kernels *kernels, int32_t dtype,
-                            const qkv_weighted_sum_kv_args *args);
-
 /* Rounds a number of floats up to the alignment of scratch memory. */
 int64_t qkv_align_floats(int64_t n);
 

@@ -18,6 +18,7 @@
  */
 #include "adjust.h"
 #include "attention.h"
+#include "typed.h"
 #include "visibility.h"
 
 #include <float.h>
@@ -121,8 +122,8 @@ static void begin_pass(const qkv_attention_problem *p, const qkv_kernels *k, qkv
         pass->query_stride = p->query.stride[QKV_AXIS_HEAD];
     } else {
         for (int64_t i = 0; i < count; i++)
-            qkv_widen_row(k, p->query.dtype, qkv_row_of(&p->query, p, pass->run, i),
-                          wide + i * p->head_dim, p->head_dim);
+            qkv_widen_typed(k, p->query.dtype, qkv_row_of(&p->query, p, pass->run, i), NULL,
+                            wide + i * p->head_dim, p->head_dim);
     }
     for (int64_t i = 0; i < count; i++) {
         const qkv_range sees = qkv_visible_keys(p, run.sequence, (pass->run.first + i) / p->group);
@@ -387,7 +388,7 @@ static void store_row(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
     for (int64_t d = 0; d < p->value_dim; d++)
         quotients[d] = state.sum == 0.0f ? 0.0f : sums[d] / state.sum;
     if (p->out.dtype != QKV_F32)
-        qkv_narrow_row(k, p->out.dtype, quotients, out, p->value_dim);
+        qkv_narrow_typed(k, p->out.dtype, quotients, out, NULL, p->value_dim);
 }
 
 /* All parts of the keys one after the other. */

@@ -16,6 +16,7 @@
  */
 #include "adjust.h"
 #include "attention.h"
+#include "typed.h"
 #include "visibility.h"
 
 #include <float.h>
@@ -142,7 +143,7 @@ static void load_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
         wide[i] = rows[i];
         if (p->query.dtype != QKV_F32) {
             float *staged = s->stage + i * p->head_dim;
-            qkv_widen_row(k, p->query.dtype, rows[i], staged, p->head_dim);
+            qkv_widen_typed(k, p->query.dtype, rows[i], NULL, staged, p->head_dim);
             wide[i] = staged;
         }
     }
@@ -402,7 +403,7 @@ static void store_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv
     k->tile_store_f32(s->out + t.first * panels_dim(k, p->value_dim), s->sum + t.first, t.count,
                       p->value_dim, wide);
     for (int64_t i = 0; narrow && i < t.count; i++)
-        qkv_narrow_row(k, p->out.dtype, wide[i], rows[i], p->value_dim);
+        qkv_narrow_typed(k, p->out.dtype, wide[i], rows[i], NULL, p->value_dim);
 }
 
 /* All tiles of the run against one block of keys. */

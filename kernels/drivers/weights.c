@@ -5,6 +5,7 @@
  * its logits as they stand at a stage on the way. The logits are made anew.
  */
 #include "adjust.h"
+#include "typed.h"
 
 #include <math.h>
 
@@ -124,7 +125,7 @@ void qkv_store_weights(const qkv_attention_problem *p, const qkv_kernels *k, qkv
     const qkv_row_place place = qkv_place_of(p, run, row);
     void *query = qkv_row_of(&p->query, p, run, row);
     if (p->query.dtype != QKV_F32)
-        qkv_widen_row(k, p->query.dtype, query, s.query, p->head_dim);
+        qkv_widen_typed(k, p->query.dtype, query, NULL, s.query, p->head_dim);
     else
         s.query = query;
 
