@@ -1,50 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* Scores against the keys of a cache, widened a few at a time; see kv_staged.h. */
-#include "../kv_staged.h"
+/* Scores against the keys of a cache, widened a few at a time. */
+#include "kv_staged_neon.h"
 
-static void widen_f16(const void *x, const float *scale, float *y, int64_t n)
-{
-    (void)scale;
-    qkv_widen_f16_neon(x, y, n);
-}
-
-static void widen_bf16(const void *x, const float *scale, float *y, int64_t n)
-{
-    (void)scale;
-    qkv_widen_bf16_neon(x, y, n);
-}
-
-void qkv_dot_f16_neon(const qkv_dot_kv_args *a)
-{
-    kv_staged_dot(a, widen_f16, qkv_dot_f32_neon);
-}
-
-void qkv_dot_bf16_neon(const qkv_dot_kv_args *a)
-{
-    kv_staged_dot(a, widen_bf16, qkv_dot_f32_neon);
-}
-
-void qkv_dot_i8_neon(const qkv_dot_kv_args *a)
-{
-    kv_staged_dot(a, qkv_widen_i8_neon, qkv_dot_f32_neon);
-}
-
-void qkv_dot_q8_0_neon(const qkv_dot_kv_args *a)
-{
-    kv_staged_dot(a, qkv_widen_q8_0_neon, qkv_dot_f32_neon);
-}
-
-void qkv_dot_q4_0_neon(const qkv_dot_kv_args *a)
-{
-    kv_staged_dot(a, qkv_widen_q4_0_neon, qkv_dot_f32_neon);
-}
-
-void qkv_dot_f8_e4m3_neon(const qkv_dot_kv_args *a)
-{
-    kv_staged_dot(a, qkv_widen_f8_e4m3_neon, qkv_dot_f32_neon);
-}
-
-void qkv_dot_f8_e5m2_neon(const qkv_dot_kv_args *a)
-{
-    kv_staged_dot(a, qkv_widen_f8_e5m2_neon, qkv_dot_f32_neon);
-}
+#define DOT(type, widen)                                                                           \
+    void qkv_dot_##type##_neon(const qkv_dot_kv_args *a)                                           \
+    {                                                                                              \
+        kv_staged_dot(a, widen);                                                                   \
+    }
+DOT(f16, kv_widen_f16)
+DOT(bf16, kv_widen_bf16)
+DOT(i8, qkv_widen_i8_neon)
+DOT(q8_0, qkv_widen_q8_0_neon)
+DOT(q4_0, qkv_widen_q4_0_neon)
+DOT(f8_e4m3, qkv_widen_f8_e4m3_neon)
+DOT(f8_e5m2, qkv_widen_f8_e5m2_neon)

@@ -24,37 +24,9 @@ static inline void dot(const qkv_dot_kv_args *a, kv_element_fn *element)
     }
 }
 
-void qkv_dot_f16_scalar(const qkv_dot_kv_args *a)
-{
-    dot(a, kv_f16);
-}
-
-void qkv_dot_bf16_scalar(const qkv_dot_kv_args *a)
-{
-    dot(a, kv_bf16);
-}
-
-void qkv_dot_q8_0_scalar(const qkv_dot_kv_args *a)
-{
-    dot(a, kv_q8_0);
-}
-
-void qkv_dot_i8_scalar(const qkv_dot_kv_args *a)
-{
-    dot(a, kv_i8);
-}
-
-void qkv_dot_f8_e4m3_scalar(const qkv_dot_kv_args *a)
-{
-    dot(a, kv_f8_e4m3);
-}
-
-void qkv_dot_f8_e5m2_scalar(const qkv_dot_kv_args *a)
-{
-    dot(a, kv_f8_e5m2);
-}
-
-void qkv_dot_q4_0_scalar(const qkv_dot_kv_args *a)
-{
-    dot(a, kv_q4_0);
-}
+#define DOT(type)                                                                                  \
+    void qkv_dot_##type##_scalar(const qkv_dot_kv_args *a)                                         \
+    {                                                                                              \
+        dot(a, kv_##type);                                                                         \
+    }
+KV_FORMATS(DOT)

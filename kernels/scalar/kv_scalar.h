@@ -110,4 +110,8 @@ static inline float kv_i8(const void *row, int64_t i, float scale)
     return scale * (float)((const int8_t *)row)[i];
 }
 
+/* The formats, for definitions that are the same for each. */
+#define KV_FORMATS(define)                                                                         \
+    define(f16) define(bf16) define(q8_0) define(i8) define(f8_e4m3) define(f8_e5m2) define(q4_0)
+
 #endif

@@ -34,37 +34,9 @@ static inline void weighted_sum(const qkv_weighted_sum_kv_args *a, kv_element_fn
     }
 }
 
-void qkv_weighted_sum_f16_scalar(const qkv_weighted_sum_kv_args *a)
-{
-    weighted_sum(a, kv_f16);
-}
-
-void qkv_weighted_sum_bf16_scalar(const qkv_weighted_sum_kv_args *a)
-{
-    weighted_sum(a, kv_bf16);
-}
-
-void qkv_weighted_sum_q8_0_scalar(const qkv_weighted_sum_kv_args *a)
-{
-    weighted_sum(a, kv_q8_0);
-}
-
-void qkv_weighted_sum_i8_scalar(const qkv_weighted_sum_kv_args *a)
-{
-    weighted_sum(a, kv_i8);
-}
-
-void qkv_weighted_sum_f8_e4m3_scalar(const qkv_weighted_sum_kv_args *a)
-{
-    weighted_sum(a, kv_f8_e4m3);
-}
-
-void qkv_weighted_sum_f8_e5m2_scalar(const qkv_weighted_sum_kv_args *a)
-{
-    weighted_sum(a, kv_f8_e5m2);
-}
-
-void qkv_weighted_sum_q4_0_scalar(const qkv_weighted_sum_kv_args *a)
-{
-    weighted_sum(a, kv_q4_0);
-}
+#define WEIGHTED_SUM(type)                                                                         \
+    void qkv_weighted_sum_##type##_scalar(const qkv_weighted_sum_kv_args *a)                       \
+    {                                                                                              \
+        weighted_sum(a, kv_##type);                                                                \
+    }
+KV_FORMATS(WEIGHTED_SUM)

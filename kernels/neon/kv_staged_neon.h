@@ -3,11 +3,9 @@
  * Dot products and weighted sums of a cache's rows by way of f32: a few rows
  * at a time are widened into a stage that stays in the first-level cache, and
  * the f32 kernels read them there. One pass over the cache serves all rows.
- * Plain C, for ISAs whose kernels do not widen in registers; included by files
- * of their folders, which name the kernels.
  */
-#ifndef QKV_KV_STAGED_H
-#define QKV_KV_STAGED_H
+#ifndef QKV_KV_STAGED_NEON_H
+#define QKV_KV_STAGED_NEON_H
 
 #include "internal.h"
 
@@ -20,6 +18,18 @@ enum {
 /* One row of 'n' elements to f32. */
 typedef void kv_widen_row(const void *x, const float *scale, float *y, int64_t n);
 
+static inline void kv_widen_f16(const void *x, const float *scale, float *y, int64_t n)
+{
+    (void)scale;
+    qkv_widen_f16_neon(x, y, n);
+}
+
+static inline void kv_widen_bf16(const void *x, const float *scale, float *y, int64_t n)
+{
+    (void)scale;
+    qkv_widen_bf16_neon(x, y, n);
+}
+
 static inline int64_t kv_staged_keys(int64_t stride, int64_t left)
 {
     const int64_t fit = stride ? KV_STAGE / stride : left;
@@ -31,7 +41,7 @@ static inline int64_t kv_up_to_16(int64_t n)
     return (n + 15) / 16 * 16;
 }
 
-static inline void kv_staged_dot(const qkv_dot_kv_args *a, kv_widen_row *widen, qkv_dot_f32_fn *dot)
+static inline void kv_staged_dot(const qkv_dot_kv_args *a, kv_widen_row *widen)
 {
     _Alignas(64) float stage[KV_STAGE];
     const int64_t stride = kv_up_to_16(a->head_dim);
@@ -42,23 +52,22 @@ static inline void kv_staged_dot(const qkv_dot_kv_args *a, kv_widen_row *widen, 
             widen((const char *)a->keys + (key + k) * a->keys_stride,
                   a->key_scales ? a->key_scales + (key + k) * a->key_scales_stride : NULL,
                   stage + k * stride, a->head_dim);
-        dot(&(qkv_dot_args){.queries = a->queries,
-                            .keys = stage,
-                            .scores = a->scores + key,
-                            .queries_stride = a->queries_stride,
-                            .keys_stride = stride,
-                            .scores_stride = a->scores_stride,
-                            .rows = a->rows,
-                            .kv_len = n,
-                            .head_dim = a->head_dim,
-                            .accumulate = a->accumulate});
+        qkv_dot_f32_neon(&(qkv_dot_args){.queries = a->queries,
+                                         .keys = stage,
+                                         .scores = a->scores + key,
+                                         .queries_stride = a->queries_stride,
+                                         .keys_stride = stride,
+                                         .scores_stride = a->scores_stride,
+                                         .rows = a->rows,
+                                         .kv_len = n,
+                                         .head_dim = a->head_dim,
+                                         .accumulate = a->accumulate});
     }
 }
 
 /* 'columns' columns of all keys; the block's sum is made apart and added last. */
 static inline void kv_staged_panel(const qkv_weighted_sum_kv_args *a, const char *values,
-                                   float *out, int64_t columns, kv_widen_row *widen,
-                                   qkv_weighted_sum_f32_fn *weighted_sum)
+                                   float *out, int64_t columns, kv_widen_row *widen)
 {
     _Alignas(64) float stage[KV_STAGE], sums[KV_STAGED_ROWS * KV_PANEL];
     static const float keep[KV_STAGED_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -70,17 +79,17 @@ static inline void kv_staged_panel(const qkv_weighted_sum_kv_args *a, const char
             widen(values + (key + k) * a->values_stride,
                   a->value_scales ? a->value_scales + (key + k) * a->value_scales_stride : NULL,
                   stage + k * stride, columns);
-        weighted_sum(&(qkv_weighted_sum_args){.weights = a->weights + key,
-                                              .values = stage,
-                                              .out = sums,
-                                              .rescale = key ? keep : NULL,
-                                              .weights_stride = a->weights_stride,
-                                              .values_stride = stride,
-                                              .out_stride = KV_PANEL,
-                                              .rows = a->rows,
-                                              .kv_len = n,
-                                              .value_dim = columns,
-                                              .skip_zero = a->skip_zero});
+        qkv_weighted_sum_f32_neon(&(qkv_weighted_sum_args){.weights = a->weights + key,
+                                                           .values = stage,
+                                                           .out = sums,
+                                                           .rescale = key ? keep : NULL,
+                                                           .weights_stride = a->weights_stride,
+                                                           .values_stride = stride,
+                                                           .out_stride = KV_PANEL,
+                                                           .rows = a->rows,
+                                                           .kv_len = n,
+                                                           .value_dim = columns,
+                                                           .skip_zero = a->skip_zero});
         if (n == 0)
             break;
     }
@@ -94,12 +103,12 @@ static inline void kv_staged_panel(const qkv_weighted_sum_kv_args *a, const char
 
 /* 'panel_bytes': those of KV_PANEL elements. */
 static inline void kv_staged_sum(const qkv_weighted_sum_kv_args *a, int64_t panel_bytes,
-                                 kv_widen_row *widen, qkv_weighted_sum_f32_fn *weighted_sum)
+                                 kv_widen_row *widen)
 {
     const char *values = a->values;
     for (int64_t d = 0; d < a->value_dim; d += KV_PANEL, values += panel_bytes) {
         const int64_t columns = a->value_dim - d < KV_PANEL ? a->value_dim - d : KV_PANEL;
-        kv_staged_panel(a, values, a->out + d, columns, widen, weighted_sum);
+        kv_staged_panel(a, values, a->out + d, columns, widen);
     }
 }
 
