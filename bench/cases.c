@@ -93,3 +93,22 @@ void bench_fill_range(float *x, int64_t n, float low, float high, uint64_t seed)
     for (int64_t i = 0; i < n; i++)
         x[i] = low + (high - low) * ((float)(next(&state) >> 40) / 16777216.0f);
 }
+
+void bench_free_memory(void *context)
+{
+    bench_memory *x = context;
+    free(x->in.base);
+    free(x->out.base);
+    free(x);
+}
+
+void bench_finish(bench_case *c, bench_memory *context, void (*run)(void *, int),
+                  double (*max_error)(void *))
+{
+    c->data = context->in.base;
+    c->bytes = context->in.used;
+    c->copies = 1;
+    c->work = (bench_work){.run = run, .context = context};
+    c->max_error = max_error;
+    c->destroy = bench_free_memory;
+}

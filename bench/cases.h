@@ -68,6 +68,17 @@ typedef struct bench_entry {
 int bench_entry_count(void);
 const bench_entry *bench_entry_at(int index);
 
+/* What the context of a kernel's case begins with: what is read, for the read
+ * limit, and the rest. */
+typedef struct bench_memory {
+    bench_arena in, out;
+} bench_memory;
+
+/* A case whose context begins with a bench_memory and is freed with it. */
+void bench_finish(bench_case *c, bench_memory *context, void (*run)(void *, int),
+                  double (*max_error)(void *));
+void bench_free_memory(void *context);
+
 bench_arena bench_arena_new(int64_t floats); /* room for up to 16 arrays in all */
 float *bench_take(bench_arena *arena, int64_t floats);
 void bench_fill_normal(float *x, int64_t n, uint64_t seed); /* mean 0, variance 1 */

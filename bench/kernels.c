@@ -14,8 +14,8 @@
 
 /* One for all kernels; each uses what it needs. */
 typedef struct kernel_context {
+    bench_memory memory;
     const qkv_kernels *k;
-    bench_arena in, out;
     float *a, *b, *c; /* inputs */
     float *y, *z;     /* outputs and scratch */
     int64_t rows, n, kv_len, d, dv;
@@ -33,14 +33,6 @@ static int64_t up_to_multiple(int64_t x, int64_t of)
     return (x + of - 1) / of * of;
 }
 
-static void destroy(void *context)
-{
-    kernel_context *x = context;
-    free(x->in.base);
-    free(x->out.base);
-    free(x);
-}
-
 /* A context with the shape's sizes and memory for so many floats. */
 static kernel_context *context_new(const bench_wish *wish, int64_t in, int64_t out)
 {
@@ -51,21 +43,9 @@ static kernel_context *context_new(const bench_wish *wish, int64_t in, int64_t o
     x->kv_len = s->kv_len;
     x->d = at_most(s->head_dim, QKV_DOT_BLOCK);
     x->dv = s->value_dim;
-    x->in = bench_arena_new(in);
-    x->out = bench_arena_new(out);
+    x->memory.in = bench_arena_new(in);
+    x->memory.out = bench_arena_new(out);
     return x;
-}
-
-/* What all kernel cases have in common; the read limit reads all inputs. */
-static void finish(bench_case *c, kernel_context *x, void (*run)(void *, int),
-                   double (*max_error)(void *))
-{
-    c->data = x->in.base;
-    c->bytes = x->in.used;
-    c->copies = 1;
-    c->work = (bench_work){.run = run, .context = x};
-    c->max_error = max_error;
-    c->destroy = destroy;
 }
 
 /* ------------------------------------------------------------ exponentials */
@@ -108,8 +88,8 @@ static kernel_context *make_exponential(const bench_wish *wish, bench_case *c, f
     const int64_t n = at_most(wish->shape->kv_len, 4096);
     kernel_context *x = context_new(wish, n, n);
     x->n = n;
-    x->a = bench_take(&x->in, n);
-    x->y = bench_take(&x->out, n);
+    x->a = bench_take(&x->memory.in, n);
+    x->y = bench_take(&x->memory.out, n);
     bench_fill_range(x->a, n, low, 0.0f, 1);
     c->elements = (double)n;
     c->bound = BENCH_NO_BOUND;
@@ -118,13 +98,13 @@ static kernel_context *make_exponential(const bench_wish *wish, bench_case *c, f
 
 bool bench_make_exp_f32(const bench_wish *wish, bench_case *c)
 {
-    finish(c, make_exponential(wish, c, -87.0f), run_exp, error_exp);
+    bench_finish(c, &make_exponential(wish, c, -87.0f)->memory, run_exp, error_exp);
     return true;
 }
 
 bool bench_make_exp2_f32(const bench_wish *wish, bench_case *c)
 {
-    finish(c, make_exponential(wish, c, -126.0f), run_exp2, error_exp2);
+    bench_finish(c, &make_exponential(wish, c, -126.0f)->memory, run_exp2, error_exp2);
     return true;
 }
 
@@ -146,7 +126,7 @@ static double error_tanh(void *context)
 
 bool bench_make_tanh_f32(const bench_wish *wish, bench_case *c)
 {
-    finish(c, make_exponential(wish, c, -10.0f), run_tanh, error_tanh);
+    bench_finish(c, &make_exponential(wish, c, -10.0f)->memory, run_tanh, error_tanh);
     return true;
 }
 
@@ -186,12 +166,12 @@ static bool make_conversion(const bench_wish *wish, bench_case *c, void (*run)(v
     const int64_t n = wish->kernels->key_block * wish->shape->head_dim;
     kernel_context *x = context_new(wish, n, n);
     x->n = n;
-    x->a = bench_take(&x->in, n);
-    x->y = bench_take(&x->out, n);
+    x->a = bench_take(&x->memory.in, n);
+    x->y = bench_take(&x->memory.out, n);
     bench_fill_range(x->a, n, -1.0f, 1.0f, 1);
     c->elements = (double)n;
     c->bound = BENCH_NO_BOUND;
-    finish(c, x, run, NULL);
+    bench_finish(c, &x->memory, run, NULL);
     return true;
 }
 
@@ -251,14 +231,14 @@ bool bench_make_dot_f32(const bench_wish *wish, bench_case *c)
     const bench_shape *s = wish->shape;
     const int64_t d = s->head_dim, rows = QKV_ROWS_MAX;
     kernel_context *x = context_new(wish, (rows + s->kv_len) * d, rows * s->kv_len);
-    x->a = bench_take(&x->in, x->rows * x->d);
-    x->b = bench_take(&x->in, x->kv_len * x->d);
-    x->y = bench_take(&x->out, x->rows * x->kv_len);
+    x->a = bench_take(&x->memory.in, x->rows * x->d);
+    x->b = bench_take(&x->memory.in, x->kv_len * x->d);
+    x->y = bench_take(&x->memory.out, x->rows * x->kv_len);
     bench_fill_normal(x->a, x->rows * x->d, 2);
     bench_fill_normal(x->b, x->kv_len * x->d, 3);
     c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)x->d;
     c->bound = BENCH_ROOF;
-    finish(c, x, run_dot, error_dot);
+    bench_finish(c, &x->memory, run_dot, error_dot);
     return true;
 }
 
@@ -292,12 +272,12 @@ bool bench_make_scale_softmax_f32(const bench_wish *wish, bench_case *c)
     const int64_t n = wish->shape->kv_len;
     kernel_context *x = context_new(wish, n, n);
     x->n = n;
-    x->a = bench_take(&x->in, n);
-    x->y = bench_take(&x->out, n);
+    x->a = bench_take(&x->memory.in, n);
+    x->y = bench_take(&x->memory.out, n);
     bench_fill_range(x->a, n, -16.0f, 16.0f, 4);
     c->elements = (double)n;
     c->bound = BENCH_NO_BOUND;
-    finish(c, x, run_scale_softmax, error_scale_softmax);
+    bench_finish(c, &x->memory, run_scale_softmax, error_scale_softmax);
     return true;
 }
 
@@ -318,11 +298,11 @@ bool bench_make_softmax_step_f32(const bench_wish *wish, bench_case *c)
     const int64_t n = at_most(wish->shape->kv_len, QKV_KEY_BLOCK);
     kernel_context *x = context_new(wish, n, 0);
     x->n = n;
-    x->a = bench_take(&x->in, n);
+    x->a = bench_take(&x->memory.in, n);
     bench_fill_range(x->a, n, -16.0f, 16.0f, 5);
     c->elements = (double)n;
     c->bound = BENCH_NO_BOUND;
-    finish(c, x, run_softmax_step, NULL);
+    bench_finish(c, &x->memory, run_softmax_step, NULL);
     return true;
 }
 
@@ -366,14 +346,14 @@ bool bench_make_weighted_sum_f32(const bench_wish *wish, bench_case *c)
     const bench_shape *s = wish->shape;
     const int64_t dv = s->value_dim, rows = QKV_ROWS_MAX;
     kernel_context *x = context_new(wish, (rows + dv) * s->kv_len, rows * dv);
-    x->a = bench_take(&x->in, x->rows * x->kv_len);
-    x->b = bench_take(&x->in, x->kv_len * dv);
-    x->y = bench_take(&x->out, x->rows * dv);
+    x->a = bench_take(&x->memory.in, x->rows * x->kv_len);
+    x->b = bench_take(&x->memory.in, x->kv_len * dv);
+    x->y = bench_take(&x->memory.out, x->rows * dv);
     bench_fill_range(x->a, x->rows * x->kv_len, 0.0f, 2.0f / (float)x->kv_len, 6);
     bench_fill_normal(x->b, x->kv_len * dv, 7);
     c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)dv;
     c->bound = BENCH_ROOF;
-    finish(c, x, run_weighted_sum, error_weighted_sum);
+    bench_finish(c, &x->memory, run_weighted_sum, error_weighted_sum);
     return true;
 }
 
@@ -391,14 +371,14 @@ bool bench_make_tile_load_f32(const bench_wish *wish, bench_case *c)
     const int64_t rows = wish->kernels->tile_rows, n = rows * wish->shape->head_dim;
     kernel_context *x = context_new(wish, n, n);
     x->rows = rows;
-    x->a = bench_take(&x->in, rows * x->d);
-    x->y = bench_take(&x->out, rows * x->d);
+    x->a = bench_take(&x->memory.in, rows * x->d);
+    x->y = bench_take(&x->memory.out, rows * x->d);
     bench_fill_normal(x->a, rows * x->d, 8);
     for (int64_t i = 0; i < rows; i++)
         x->row_in[i] = x->a + i * x->d;
     c->elements = (double)(rows * x->d);
     c->bound = BENCH_READ;
-    finish(c, x, run_tile_load, NULL);
+    bench_finish(c, &x->memory, run_tile_load, NULL);
     return true;
 }
 
@@ -415,12 +395,12 @@ bool bench_make_tile_pack_f32(const bench_wish *wish, bench_case *c)
     const int64_t padded = up_to_multiple(dv, wish->kernels->value_panel);
     kernel_context *x = context_new(wish, keys * dv, keys * padded);
     x->kv_len = at_most(x->kv_len, keys);
-    x->a = bench_take(&x->in, x->kv_len * dv);
-    x->y = bench_take(&x->out, x->kv_len * padded);
+    x->a = bench_take(&x->memory.in, x->kv_len * dv);
+    x->y = bench_take(&x->memory.out, x->kv_len * padded);
     bench_fill_normal(x->a, x->kv_len * dv, 9);
     c->elements = (double)(x->kv_len * dv);
     c->bound = BENCH_READ;
-    finish(c, x, run_tile_pack, NULL);
+    bench_finish(c, &x->memory, run_tile_pack, NULL);
     return true;
 }
 
@@ -496,11 +476,11 @@ static kernel_context *tile_context(const bench_wish *wish)
     x->d = d;
     x->n = padded;
     x->kv_len = at_most(x->kv_len, block);
-    x->a = bench_take(&x->in, rows * d);
-    x->b = bench_take(&x->in, x->kv_len * d);
-    x->c = bench_take(&x->in, x->kv_len * padded);
-    x->y = bench_take(&x->out, rows * (padded + 2));
-    x->z = bench_take(&x->out, rows * x->kv_len);
+    x->a = bench_take(&x->memory.in, rows * d);
+    x->b = bench_take(&x->memory.in, x->kv_len * d);
+    x->c = bench_take(&x->memory.in, x->kv_len * padded);
+    x->y = bench_take(&x->memory.out, rows * (padded + 2));
+    x->z = bench_take(&x->memory.out, rows * x->kv_len);
     bench_fill_normal(x->a, rows * d, 10);
     bench_fill_normal(x->b, x->kv_len * d, 11);
     bench_fill_normal(x->c, x->kv_len * padded, 12);
@@ -513,7 +493,7 @@ bool bench_make_tile_step_f32(const bench_wish *wish, bench_case *c)
     kernel_context *x = tile_context(wish);
     c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)(x->d + x->dv);
     c->bound = BENCH_FMA;
-    finish(c, x, run_tile_step, error_tile_step);
+    bench_finish(c, &x->memory, run_tile_step, error_tile_step);
     return true;
 }
 
@@ -530,7 +510,7 @@ bool bench_make_tile_logits_f32(const bench_wish *wish, bench_case *c)
     kernel_context *x = tile_context(wish);
     c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)x->d;
     c->bound = BENCH_FMA;
-    finish(c, x, run_tile_logits, NULL);
+    bench_finish(c, &x->memory, run_tile_logits, NULL);
     return true;
 }
 
@@ -552,7 +532,7 @@ bool bench_make_tile_weigh_f32(const bench_wish *wish, bench_case *c)
     kernel_context *x = tile_context(wish);
     c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)x->dv;
     c->bound = BENCH_FMA;
-    finish(c, x, run_tile_weigh, NULL);
+    bench_finish(c, &x->memory, run_tile_weigh, NULL);
     return true;
 }
 
@@ -595,13 +575,13 @@ bool bench_make_tile_adjust_f32(const bench_wish *wish, bench_case *c)
     kernel_context *x = context_new(wish, rows * block, rows * block);
     x->rows = rows;
     x->kv_len = at_most(x->kv_len, block);
-    x->c = bench_take(&x->in, rows * x->kv_len);
-    x->z = bench_take(&x->out, rows * x->kv_len);
+    x->c = bench_take(&x->memory.in, rows * x->kv_len);
+    x->z = bench_take(&x->memory.out, rows * x->kv_len);
     bench_fill_normal(x->c, rows * x->kv_len, 14);
     bench_fill_normal(x->z, rows * x->kv_len, 15);
     c->elements = (double)(rows * x->kv_len);
     c->bound = BENCH_READ;
-    finish(c, x, run_tile_adjust, NULL);
+    bench_finish(c, &x->memory, run_tile_adjust, NULL);
     return true;
 }
 
@@ -623,13 +603,13 @@ bool bench_make_row_adjust_f32(const bench_wish *wish, bench_case *c)
 {
     kernel_context *x = context_new(wish, QKV_KEY_BLOCK, QKV_KEY_BLOCK);
     x->kv_len = at_most(x->kv_len, QKV_KEY_BLOCK);
-    x->c = bench_take(&x->in, x->kv_len);
-    x->z = bench_take(&x->out, x->kv_len);
+    x->c = bench_take(&x->memory.in, x->kv_len);
+    x->z = bench_take(&x->memory.out, x->kv_len);
     bench_fill_normal(x->c, x->kv_len, 16);
     bench_fill_normal(x->z, x->kv_len, 17);
     c->elements = (double)x->kv_len;
     c->bound = BENCH_READ;
-    finish(c, x, run_row_adjust, NULL);
+    bench_finish(c, &x->memory, run_row_adjust, NULL);
     return true;
 }
 
@@ -646,16 +626,16 @@ bool bench_make_tile_store_f32(const bench_wish *wish, bench_case *c)
     const int64_t padded = up_to_multiple(dv, wish->kernels->value_panel);
     kernel_context *x = context_new(wish, rows * (padded + 1), rows * dv);
     x->rows = rows;
-    x->a = bench_take(&x->in, rows * padded);
-    x->b = bench_take(&x->in, rows);
-    x->y = bench_take(&x->out, rows * dv);
+    x->a = bench_take(&x->memory.in, rows * padded);
+    x->b = bench_take(&x->memory.in, rows);
+    x->y = bench_take(&x->memory.out, rows * dv);
     bench_fill_normal(x->a, rows * padded, 13);
     bench_fill_range(x->b, rows, 1.0f, 100.0f, 14);
     for (int64_t i = 0; i < rows; i++)
         x->row_out[i] = x->y + i * dv;
     c->elements = (double)(rows * dv);
     c->bound = BENCH_READ;
-    finish(c, x, run_tile_store, NULL);
+    bench_finish(c, &x->memory, run_tile_store, NULL);
     return true;
 }
 
@@ -698,13 +678,13 @@ bool bench_make_gemm_f32(const bench_wish *wish, bench_case *c)
     x->rows = rows;
     x->n = cols;
     x->d = depth;
-    x->a = bench_take(&x->in, rows * depth);
-    x->b = bench_take(&x->in, cols * depth);
-    x->y = bench_take(&x->out, rows * cols);
+    x->a = bench_take(&x->memory.in, rows * depth);
+    x->b = bench_take(&x->memory.in, cols * depth);
+    x->y = bench_take(&x->memory.out, rows * cols);
     bench_fill_normal(x->a, rows * depth, 15);
     bench_fill_normal(x->b, cols * depth, 16);
     c->flops = 2.0 * (double)rows * (double)cols * (double)depth;
     c->bound = BENCH_ROOF;
-    finish(c, x, run_gemm, error_gemm);
+    bench_finish(c, &x->memory, run_gemm, error_gemm);
     return true;
 }

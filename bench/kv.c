@@ -25,22 +25,14 @@ typedef struct kv_type {
 } kv_type;
 
 typedef struct kv_context {
+    bench_memory memory;
     kv_type type;
     qkv_rotary_f32_fn *rotary;
-    bench_arena in, out;
     float *wide, *other; /* the rows as f32, read only here; queries or weights */
     char *rows;
     float *scales, *y;
     int64_t row_bytes, heads, kv_len, dim;
 } kv_context;
-
-static void destroy(void *context)
-{
-    kv_context *x = context;
-    free(x->in.base);
-    free(x->out.base);
-    free(x);
-}
 
 static void to_cache(const kv_type *t, const float *x, void *y, float *scale, int64_t n)
 {
@@ -69,13 +61,13 @@ static kv_context *context_new(const bench_wish *wish, kv_type type, int64_t dim
     x->kv_len = s->kv_len;
     x->dim = dim;
     x->row_bytes = dim / type.elements * type.bytes;
-    x->in = bench_arena_new(x->kv_len * (x->row_bytes + 4) / 4 + others + 64);
-    x->out = bench_arena_new(outs + x->kv_len * dim);
-    x->rows = (char *)bench_take(&x->in, x->kv_len * x->row_bytes / 4 + 1);
-    x->scales = type.scaled ? bench_take(&x->in, x->kv_len) : NULL;
-    x->other = bench_take(&x->in, others);
-    x->wide = bench_take(&x->out, x->kv_len * dim);
-    x->y = bench_take(&x->out, outs);
+    x->memory.in = bench_arena_new(x->kv_len * (x->row_bytes + 4) / 4 + others + 64);
+    x->memory.out = bench_arena_new(outs + x->kv_len * dim);
+    x->rows = (char *)bench_take(&x->memory.in, x->kv_len * x->row_bytes / 4 + 1);
+    x->scales = type.scaled ? bench_take(&x->memory.in, x->kv_len) : NULL;
+    x->other = bench_take(&x->memory.in, others);
+    x->wide = bench_take(&x->memory.out, x->kv_len * dim);
+    x->y = bench_take(&x->memory.out, outs);
     bench_fill_normal(x->wide, x->kv_len * dim, 21);
     for (int64_t j = 0; j < x->kv_len; j++) {
         float *row = x->wide + j * dim, *scale = type.scaled ? x->scales + j : NULL;
@@ -83,17 +75,6 @@ static kv_context *context_new(const bench_wish *wish, kv_type type, int64_t dim
         from_cache(&type, x->rows + j * x->row_bytes, scale, row, dim);
     }
     return x;
-}
-
-static void finish(bench_case *c, kv_context *x, void (*run)(void *, int),
-                   double (*max_error)(void *))
-{
-    c->data = x->in.base;
-    c->bytes = x->in.used;
-    c->copies = 1;
-    c->work = (bench_work){.run = run, .context = x};
-    c->max_error = max_error;
-    c->destroy = destroy;
 }
 
 static int64_t heads_of(const bench_shape *s)
@@ -145,7 +126,7 @@ static bool make_dot(const bench_wish *wish, bench_case *c, kv_type type)
     bench_fill_normal(x->other, heads * dim, 22);
     c->flops = 2.0 * (double)heads * (double)s->kv_len * (double)dim;
     c->bound = BENCH_ROOF;
-    finish(c, x, run_dot, error_dot);
+    bench_finish(c, &x->memory, run_dot, error_dot);
     return true;
 }
 
@@ -198,7 +179,7 @@ static bool make_weighted_sum(const bench_wish *wish, bench_case *c, kv_type typ
     bench_fill_range(x->other, heads * x->kv_len, 0.0f, 2.0f / (float)x->kv_len, 23);
     c->flops = 2.0 * (double)heads * (double)s->kv_len * (double)dim;
     c->bound = BENCH_ROOF;
-    finish(c, x, run_weighted_sum, error_weighted_sum);
+    bench_finish(c, &x->memory, run_weighted_sum, error_weighted_sum);
     return true;
 }
 
@@ -223,7 +204,7 @@ static bool make_widen(const bench_wish *wish, bench_case *c, kv_type type)
     kv_context *x = context_new(&block, type, shape.head_dim, 0, shape.kv_len * shape.head_dim);
     c->elements = (double)(x->kv_len * x->dim);
     c->bound = BENCH_NO_BOUND;
-    finish(c, x, run_widen, NULL);
+    bench_finish(c, &x->memory, run_widen, NULL);
     return true;
 }
 
@@ -248,7 +229,7 @@ static bool make_narrow(const bench_wish *wish, bench_case *c, kv_type type)
     bench_fill_normal(x->other, n, 24);
     c->elements = (double)n;
     c->bound = BENCH_NO_BOUND;
-    finish(c, x, run_narrow, NULL);
+    bench_finish(c, &x->memory, run_narrow, NULL);
     return true;
 }
 
@@ -281,7 +262,7 @@ bool bench_make_rotary_f32(const bench_wish *wish, bench_case *c)
     bench_fill_range(x->other, dim, -1.0f, 1.0f, 25);
     c->elements = (double)(x->kv_len * dim);
     c->bound = BENCH_NO_BOUND;
-    finish(c, x, run_rotary, NULL);
+    bench_finish(c, &x->memory, run_rotary, NULL);
     return true;
 }
 

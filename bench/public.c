@@ -42,19 +42,11 @@ static void *scratch_new(size_t bytes)
 /* --------------------------------------------------------------- the steps */
 
 typedef struct steps_context {
-    bench_arena in, out;
+    bench_memory memory;
     float *a, *b, *y;
     int64_t rows, kv_len, d;
     float scale;
 } steps_context;
-
-static void steps_destroy(void *context)
-{
-    steps_context *x = context;
-    free(x->in.base);
-    free(x->out.base);
-    free(x);
-}
 
 /* a is rows x a_cols, b is b_rows x b_cols (or nothing), y is rows x y_cols. */
 static steps_context *steps_new(const bench_wish *wish, bench_case *c, int64_t a_cols,
@@ -66,19 +58,15 @@ static steps_context *steps_new(const bench_wish *wish, bench_case *c, int64_t a
     x->rows = s->q_len;
     x->kv_len = s->kv_len;
     x->scale = 1.0f / sqrtf((float)s->head_dim);
-    x->in = bench_arena_new(x->rows * a_cols + b_rows * b_cols);
-    x->out = bench_arena_new(x->rows * y_cols);
-    x->a = bench_take(&x->in, x->rows * a_cols);
-    x->b = bench_take(&x->in, b_rows * b_cols);
-    x->y = bench_take(&x->out, x->rows * y_cols);
+    x->memory.in = bench_arena_new(x->rows * a_cols + b_rows * b_cols);
+    x->memory.out = bench_arena_new(x->rows * y_cols);
+    x->a = bench_take(&x->memory.in, x->rows * a_cols);
+    x->b = bench_take(&x->memory.in, b_rows * b_cols);
+    x->y = bench_take(&x->memory.out, x->rows * y_cols);
     bench_fill_normal(x->a, x->rows * a_cols, 21);
     bench_fill_normal(x->b, b_rows * b_cols, 22);
-    c->data = x->in.base;
-    c->bytes = x->in.used;
-    c->copies = 1;
     c->bound = BENCH_ROOF;
-    c->destroy = steps_destroy;
-    c->work.context = x;
+    bench_finish(c, &x->memory, NULL, NULL); /* each says what it runs */
     return x;
 }
 
