@@ -50,6 +50,9 @@
  *   1 within (B + L/B + 16) u;
  * - attention: |error| <= sum_j weight_j |v_j| (2 ds + (B + L/B + 32) u).
  *
+ * With keys of QKV_Q8_0, QKV_Q4_0 or QKV_I8 the queries may be rounded to 16 bits
+ * for products of integers: ds grows by max|q_i| |scale| sum |k_i| / 65534.
+ *
  * These are bounds of rounding. Underflow adds an absolute term that only
  * matters near the smallest normal number: a weight below 2^-126 may be 0,
  * and a product below 2^-126 may lose up to 2^-149.
@@ -427,8 +430,9 @@ typedef struct qkv_attention_desc {
      * Sequences may share pages. kv_len is the length of every sequence, or
      * with 'kv_lens' the most that one may have; entries beyond a sequence's
      * length are not read, nor are the rows of its last page. A
-     * page_table_stride of 0 stands for ceil(kv_len / page_size). kv_starts
-     * and pages exclude each other.
+     * page_table_stride of 0 stands for ceil(kv_len / page_size); one that is
+     * too short for a sequence gives QKV_E_SHAPE. kv_starts and pages exclude
+     * each other.
      */
     int64_t page_size, pages, page_table_stride;
     const int32_t *page_table;
@@ -513,8 +517,8 @@ typedef struct qkv_attention_support {
 } qkv_attention_support;
 
 /*
- * qkv_attention_supports() tells, without doing any work or reading any
- * element, what qkv_attention() would return for 'desc' (scratch memory
+ * qkv_attention_supports() tells, without doing any work or reading an
+ * element of a tensor, what qkv_attention() would return for 'desc' (scratch memory
  * aside) and which path it would take. 'support' may be NULL. Since 0.1.
  */
 QKV_API qkv_status qkv_attention_supports(const qkv_attention_desc *desc,
@@ -534,9 +538,9 @@ QKV_API qkv_status qkv_alibi_slopes(float *slopes, int64_t heads);
  * qkv_attention_scratch_size() stores in '*bytes' how much scratch memory
  * qkv_attention() needs for 'desc' with 'workers' threads (1 for
  * qkv_attention() itself). It depends on workers, head sizes, dtypes, which
- * options are used and the ISA alone, not on batch, heads, q_len or kv_len: one buffer serves every
- * call of a model, from a single token to the longest prompt. (A problem
- * with nothing to write needs none.)
+ * options are used and the ISA alone, not on batch, heads, q_len or kv_len:
+ * one buffer serves every call of a model, from a single token to the longest
+ * prompt. (A problem with nothing to write needs none.)
  *
  * Tasks that need qkv_attention_begin() share a part of it that depends on
  * more: less than 2 KiB, and 40 bytes a sequence. With QKV_SPLIT there are 4
@@ -582,7 +586,8 @@ QKV_API qkv_status qkv_attention(const qkv_attention_desc *desc, void *scratch,
  * A descriptor with QKV_SPLIT, with arrays of starts, lengths or offsets or
  * with pages needs qkv_attention_begin() first, once for every time that all
  * its tasks are run: it checks the whole descriptor and writes into 'scratch'
- * who does what. Until the last task has ended the descriptor, its arrays and
+ * who does what; 'scratch_size' is that of all workers, none of whose parts
+ * may overlap a tensor. Until the last task has ended the descriptor, its arrays and
  * that memory must not change, and the tasks must see what begin has written,
  * as they do in threads that are started or woken after it. For any other
  * descriptor begin does nothing but check.
@@ -641,12 +646,12 @@ QKV_API void qkv_pool_parallel_for(void *pool, int64_t n, qkv_parallel_body *bod
  * Outputs of the same queries against different keys, to be joined.
  * part_out[i] points to part i's outputs, 'rows' rows of 'value_dim' elements,
  * 'out_stride' elements apart (0: packed), part_lse[i] to its 'rows'
- * log-sum-exps; 'out' and 'lse' (NULL: not wanted) are laid out alike.
+ * log-sum-exps, all f32; 'out' and 'lse' (NULL: not wanted) are laid out alike.
  */
 typedef struct qkv_merge_desc {
-    size_t size;   /* sizeof(qkv_merge_desc) */
-    int32_t flags; /* 0 */
-    int32_t reserved;
+    size_t size;      /* sizeof(qkv_merge_desc) */
+    int32_t flags;    /* 0 */
+    int32_t reserved; /* 0 */
     int64_t parts, rows, value_dim, out_stride;
     const float *const *part_out;
     const float *const *part_lse;
@@ -735,7 +740,7 @@ typedef struct qkv_kv_append_desc {
 /*
  * qkv_kv_append() writes rows into a cache. Every row is converted by itself,
  * with the same bits on every ISA (rounding to nearest, denormals not
- * flushed):
+ * flushed; of a NaN only that it is one):
  *
  * - f16, bf16: rounded once, to nearest, ties to even, overflowing to
  *   infinity.
