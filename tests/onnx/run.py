@@ -124,7 +124,12 @@ def attributes_of(node):
 
 
 def check(what, got, want, case):
-    """Within the case's tolerance, or what the reference loses in 16 bits."""
+    """Within the case's tolerance, or what the reference loses in 16 bits.
+
+    It rounds weights and outputs, a unit each of the largest value, and logits,
+    whose error counts twice: those of 8 products of numbers from 0 to 1 are
+    below 8 / sqrt(8) = 2.9. The largest difference seen is 1.3 units.
+    """
     got, want = got.astype(np.float64), np.asarray(want)
     unit = UNIT[want.dtype]
     want = want.astype(np.float64)
@@ -132,7 +137,7 @@ def check(what, got, want, case):
     scale = np.max(np.abs(want[finite]), initial=0.0)
     allowed = case.atol + case.rtol * np.abs(np.where(finite, want, 0))
     if unit > 2.0**-24:
-        allowed = np.maximum(allowed, 16 * unit * scale)
+        allowed = np.maximum(allowed, (2 + 2 * 2.9) * unit * scale)
     with np.errstate(invalid="ignore"):
         right = np.where(finite, np.abs(got - want) <= allowed,
                          (got == want) | (np.isnan(got) & np.isnan(want)))
