@@ -111,21 +111,28 @@ QKV_INLINE __m256 scale2(__m256 p, __m256 shifted)
 }
 
 /*
- * 2^t for t <= 0; NaN stays NaN. Clamped to -127 first, where the result is
- * 0 (MAXPS returns the second operand, t, if that is a NaN).
+ * t <= 0 as n + f with |f| <= 1/2: returns f, and n ready for scale2. Clamped to
+ * -127 first, where 2^t is 0; NaN stays NaN, in f (MAXPS returns the second
+ * operand, t, if that is a NaN).
  *
  * ROUNDPS rounds to nearest in every mode of the caller's, where adding the
- * magic number would follow the mode and leave the interval that the
- * polynomial was fitted on. It takes an instruction less than rounding by
- * addition and subtraction; the magic number then only places n.
+ * magic number would follow the mode and leave the interval that polynomials are
+ * fitted on. It takes an instruction less than rounding by addition and
+ * subtraction; the magic number then only places n.
  */
-QKV_INLINE __m256 exp2_ps(__m256 t)
+QKV_INLINE __m256 split2(__m256 t, __m256 *shifted)
 {
-    const __m256 magic = _mm256_set1_ps(QKV_ROUND_MAGIC);
     t = _mm256_max_ps(_mm256_set1_ps(-127.0f), t);
     const __m256 n = _mm256_round_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m256 f = _mm256_sub_ps(t, n);
-    const __m256 shifted = _mm256_add_ps(n, magic);
+    *shifted = _mm256_add_ps(n, _mm256_set1_ps(QKV_ROUND_MAGIC));
+    return _mm256_sub_ps(t, n);
+}
+
+/* 2^t for t <= 0; NaN stays NaN. */
+QKV_INLINE __m256 exp2_ps(__m256 t)
+{
+    __m256 shifted;
+    const __m256 f = split2(t, &shifted);
     __m256 p = _mm256_set1_ps(QKV_EXP2_C6);
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(QKV_EXP2_C5));
     p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(QKV_EXP2_C4));

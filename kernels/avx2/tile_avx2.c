@@ -285,11 +285,8 @@ QKV_INLINE void tile_logits(const qkv_tile_step_args *a, const spans *s, const i
  */
 QKV_INLINE __m256 weight_ps(__m256 t)
 {
-    const __m256 magic = _mm256_set1_ps(QKV_ROUND_MAGIC);
-    t = _mm256_max_ps(_mm256_set1_ps(-127.0f), t);
-    const __m256 n = _mm256_round_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m256 f = _mm256_sub_ps(t, n);
-    const __m256 shifted = _mm256_add_ps(n, magic);
+    __m256 shifted;
+    const __m256 f = split2(t, &shifted);
     const __m256 f2 = _mm256_mul_ps(f, f);
     const __m256 low = _mm256_fmadd_ps(_mm256_set1_ps(QKV_EXP2_TILE_C1), f, _mm256_set1_ps(1.0f));
     const __m256 mid =
