@@ -195,8 +195,4 @@ static void check_narrow(const test_isa *isa, qkv_narrow_kv_fn *fn, const char *
     {                                                                                              \
         check_narrow(isa, isa->table->narrow_##type, "narrow_" #type, format);                     \
     }
-CHECK(q8_0, KV_Q8_0)
-CHECK(i8, KV_I8)
-CHECK(f8_e4m3, KV_F8_E4M3)
-CHECK(f8_e5m2, KV_F8_E5M2)
-CHECK(q4_0, KV_Q4_0)
+KV_EACH_OF_CACHES(CHECK)

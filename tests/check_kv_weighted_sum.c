@@ -206,10 +206,4 @@ static void check_sum(const test_isa *isa, qkv_weighted_sum_kv_fn *fn, const cha
     {                                                                                              \
         check_sum(isa, isa->table->weighted_sum_##type, "weighted_sum_" #type, format);            \
     }
-CHECK(f16, KV_F16)
-CHECK(bf16, KV_BF16)
-CHECK(q8_0, KV_Q8_0)
-CHECK(i8, KV_I8)
-CHECK(f8_e4m3, KV_F8_E4M3)
-CHECK(f8_e5m2, KV_F8_E5M2)
-CHECK(q4_0, KV_Q4_0)
+KV_EACH(CHECK)

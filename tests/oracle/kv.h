@@ -20,6 +20,13 @@ typedef enum kv_format {
     KV_FORMATS
 } kv_format;
 
+/* For each format: define(its name in kernels.def, its number here). Those that
+ * only caches have, and all. */
+#define KV_EACH_OF_CACHES(define)                                                                  \
+    define(q8_0, KV_Q8_0) define(i8, KV_I8) define(f8_e4m3, KV_F8_E4M3)                            \
+        define(f8_e5m2, KV_F8_E5M2) define(q4_0, KV_Q4_0)
+#define KV_EACH(define) define(f16, KV_F16) define(bf16, KV_BF16) KV_EACH_OF_CACHES(define)
+
 /* Bytes of a row of n elements, and of how many elements n is a multiple. */
 int64_t oracle_kv_bytes(kv_format format, int64_t n);
 int64_t oracle_kv_step(kv_format format);
