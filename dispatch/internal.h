@@ -36,6 +36,8 @@ typedef void qkv_exp2_f32_fn(const float *x, float *y, int64_t n);
  */
 typedef struct qkv_dot_args {
     const float *queries, *keys;
+    const float *const
+        *keys_at; /* [kv_len] where each key lies, or NULL: at keys + j * keys_stride */
     float *scores;
     int64_t queries_stride, keys_stride, scores_stride;
     int64_t rows, kv_len, head_dim;
@@ -78,14 +80,17 @@ typedef float qkv_softmax_step_f32_fn(float *scores, int64_t n, float scale_log2
  *
  * where the sum over the block is made on its own and added last. With
  * 'skip_zero' a weight of 0 contributes nothing whatever its value is.
- * kv_len is from 0 to QKV_KEY_BLOCK.
+ * kv_len is from 0 to QKV_KEY_BLOCK. 'ahead', at most QKV_KEY_BLOCK, is a hint
+ * what to prefetch: those values are not read.
  */
 typedef struct qkv_weighted_sum_args {
     const float *weights, *values;
+    const float *const *values_at; /* [kv_len + ahead] as keys_at above, or NULL */
     float *out;
     const float *rescale; /* [rows] or NULL */
     int64_t weights_stride, values_stride, out_stride;
     int64_t rows, kv_len, value_dim;
+    int64_t ahead; /* values after those of the block that are needed soon */
     bool skip_zero;
 } qkv_weighted_sum_args;
 typedef void qkv_weighted_sum_f32_fn(const qkv_weighted_sum_args *args);
@@ -288,6 +293,7 @@ enum {
 typedef struct qkv_dot_kv_args {
     const float *queries;
     const void *keys;
+    const void *const *keys_at;
     const float *key_scales; /* of i8 only */
     float *scores;
     int64_t queries_stride;
@@ -304,6 +310,7 @@ typedef qkv_dot_kv_fn qkv_dot_f16_fn, qkv_dot_bf16_fn, qkv_dot_f8_e4m3_fn, qkv_d
 typedef struct qkv_weighted_sum_kv_args {
     const float *weights;
     const void *values;
+    const void *const *values_at;
     const float *value_scales; /* of i8 only */
     float *out;
     const float *rescale; /* [rows] or NULL */
@@ -311,6 +318,7 @@ typedef struct qkv_weighted_sum_kv_args {
     int64_t values_stride; /* in bytes */
     int64_t value_scales_stride, out_stride;
     int64_t rows, kv_len, value_dim;
+    int64_t ahead;
     bool skip_zero;
 } qkv_weighted_sum_kv_args;
 typedef void qkv_weighted_sum_kv_fn(const qkv_weighted_sum_kv_args *args);

@@ -65,6 +65,28 @@ static void check_position(const test_isa *isa, const qkv_dot_args *a, int place
     }
 }
 
+/* Keys found by a list of their addresses, in the opposite order. */
+static void check_listed(const test_isa *isa, const qkv_dot_args *a)
+{
+    const float *keys_at[70];
+    float scores[20 * 70];
+    if (a->rows > 20 || a->kv_len > 70)
+        return;
+    for (int64_t j = 0; j < a->kv_len; j++)
+        keys_at[a->kv_len - 1 - j] = a->keys + j * a->keys_stride;
+    qkv_dot_args listed = *a;
+    listed.keys = NULL;
+    listed.keys_at = keys_at;
+    listed.scores = scores;
+    listed.scores_stride = 70;
+    isa->table->dot_f32(&listed);
+    for (int64_t i = 0; i < a->rows; i++)
+        for (int64_t j = 0; j < a->kv_len; j++)
+            if (bits_of(scores[i * 70 + a->kv_len - 1 - j]) !=
+                bits_of(a->scores[i * a->scores_stride + j]))
+                fail_with("score %lld, %lld: other bits from a list", (long long)i, (long long)j);
+}
+
 static void check_case(const test_isa *isa, rng *r, dot_case c, fill_fn *fill, bool positions)
 {
     context("dot_f32 on %s: rows %lld, keys %lld, head_dim %lld, pads %lld %lld %lld, place %d, "
@@ -101,6 +123,8 @@ static void check_case(const test_isa *isa, rng *r, dot_case c, fill_fn *fill, b
     expect_close_rows("scores", scores, a.scores_stride, want, bound, c.rows, c.keys);
     if (positions && !c.accumulate)
         check_position(isa, &a, c.place);
+    if (!c.accumulate)
+        check_listed(isa, &a);
     tally(isa->id, 1);
 }
 

@@ -105,6 +105,33 @@ static void check_position(const qkv_dot_kv_args *a, qkv_dot_kv_fn *fn, kv_forma
     }
 }
 
+/* Keys found by a list of their addresses, in the opposite order. */
+static void check_listed(const qkv_dot_kv_args *a, qkv_dot_kv_fn *fn)
+{
+    enum { KEYS = 70 };
+    const void *keys_at[KEYS];
+    float scales[KEYS], scores[QKV_ROWS_MAX * KEYS];
+    for (int64_t j = 0; j < a->kv_len; j++) {
+        const int64_t at = a->kv_len - 1 - j;
+        keys_at[at] = (const char *)a->keys + j * a->keys_stride;
+        scales[at] = a->key_scales ? a->key_scales[j * a->key_scales_stride] : 1.0f;
+    }
+    qkv_dot_kv_args listed = *a;
+    listed.keys = NULL;
+    listed.keys_at = keys_at;
+    if (a->key_scales)
+        listed.key_scales = scales;
+    listed.key_scales_stride = 1;
+    listed.scores = scores;
+    listed.scores_stride = KEYS;
+    fn(&listed);
+    for (int64_t i = 0; i < a->rows; i++)
+        for (int64_t j = 0; j < a->kv_len; j++)
+            if (bits_of(scores[i * KEYS + a->kv_len - 1 - j]) !=
+                bits_of(a->scores[i * a->scores_stride + j]))
+                fail_with("score %lld, %lld: other bits from a list", (long long)i, (long long)j);
+}
+
 static void check_case(const test_isa *isa, qkv_dot_kv_fn *fn, const char *op, kv_format f, rng *r,
                        dot_case c, bool positions)
 {
@@ -150,6 +177,8 @@ static void check_case(const test_isa *isa, qkv_dot_kv_fn *fn, const char *op, k
     expect_close_rows("scores", scores, a.scores_stride, want, bound, c.rows, c.keys);
     if (positions && !c.accumulate)
         check_position(&a, fn, f, c.place);
+    if (!c.accumulate)
+        check_listed(&a, fn);
     tally(isa->id, 1);
 }
 

@@ -78,6 +78,27 @@ static void fill_values(rng *r, kv_format f, char *values, int64_t stride, float
     }
 }
 
+/* Values found by a list of their addresses; what is needed next is not read. */
+static void check_listed(const qkv_weighted_sum_kv_args *a, qkv_weighted_sum_kv_fn *fn,
+                         const float *before)
+{
+    const void *values_at[QKV_KEY_BLOCK + 3] = {NULL};
+    const int64_t extent = (a->rows - 1) * a->out_stride + a->value_dim;
+    float *out = guarded(SLOT_ONE, extent, PLACE_AT_END);
+    for (int64_t j = 0; j < a->kv_len; j++)
+        values_at[j] = (const char *)a->values + j * a->values_stride;
+    memcpy(out, before, (size_t)extent * sizeof *out);
+    qkv_weighted_sum_kv_args listed = *a;
+    listed.values = NULL;
+    listed.values_at = values_at;
+    listed.ahead = 3;
+    listed.out = out;
+    fn(&listed);
+    for (int64_t i = 0; i < a->rows; i++)
+        expect_same_bits("from a list", out + i * a->out_stride, a->out + i * a->out_stride,
+                         a->value_dim);
+}
+
 static void check_case(const test_isa *isa, qkv_weighted_sum_kv_fn *fn, const char *op, kv_format f,
                        rng *r, sum_case c)
 {
@@ -132,6 +153,7 @@ static void check_case(const test_isa *isa, qkv_weighted_sum_kv_fn *fn, const ch
     expect_close_rows("out", out, a.out_stride, want, bound, c.rows, c.dim);
     if (!c.specials)
         check_rows_alone(&a, fn, before);
+    check_listed(&a, fn, before);
     tally(isa->id, 1);
 }
 

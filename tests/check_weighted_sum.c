@@ -57,6 +57,25 @@ static void check_rows_alone(const test_isa *isa, const qkv_weighted_sum_args *a
     }
 }
 
+/* Values found by a list of their addresses; what is needed next is not read. */
+static void check_listed(const test_isa *isa, const qkv_weighted_sum_args *a, const float *before)
+{
+    const float *values_at[QKV_KEY_BLOCK + 3] = {NULL};
+    float *out = guarded(SLOT_ONE, (a->rows - 1) * a->out_stride + a->value_dim, PLACE_AT_END);
+    for (int64_t j = 0; j < a->kv_len; j++)
+        values_at[j] = a->values + j * a->values_stride;
+    memcpy(out, before, (size_t)((a->rows - 1) * a->out_stride + a->value_dim) * sizeof *out);
+    qkv_weighted_sum_args listed = *a;
+    listed.values = NULL;
+    listed.values_at = values_at;
+    listed.ahead = 3;
+    listed.out = out;
+    isa->table->weighted_sum_f32(&listed);
+    for (int64_t i = 0; i < a->rows; i++)
+        expect_same_bits("from a list", out + i * a->out_stride, a->out + i * a->out_stride,
+                         a->value_dim);
+}
+
 static void check_case(const test_isa *isa, rng *r, sum_case c)
 {
     context("weighted_sum_f32 on %s: rows %lld, keys %lld, value_dim %lld, pad %lld, place %d, "
@@ -105,6 +124,7 @@ static void check_case(const test_isa *isa, rng *r, sum_case c)
     gaps_intact("out", out, c.rows, a.out_stride, c.dim);
     expect_close_rows("out", out, a.out_stride, want, bound, c.rows, c.dim);
     check_rows_alone(isa, &a, before);
+    check_listed(isa, &a, before);
     tally(isa->id, 1);
 }
 

@@ -18,7 +18,7 @@
  */
 #include "kv_avx2.h"
 
-enum { KEYS = 24, ACCS = 12, AHEAD = 12 };
+enum { KEYS = 24, ACCS = 12, LISTED = 480 /* keys, a multiple of KEYS */ };
 
 /* Where the vectors of some rows and keys begin. */
 typedef struct places {
@@ -79,7 +79,7 @@ QKV_INLINE places places_of(const qkv_dot_kv_args *a, int64_t row, int64_t key, 
         p.queries[r] = a->queries + (row + r) * a->queries_stride;
     QKV_UNROLL
     for (int k = 0; k < n_keys; k++)
-        p.keys[k] = (const char *)a->keys + (key + k) * a->keys_stride;
+        p.keys[k] = a->keys_at[key + k];
     return p;
 }
 
@@ -105,28 +105,18 @@ QKV_INLINE void store_1(const qkv_dot_kv_args *a, int64_t row, int64_t key, cons
     *score = a->accumulate ? *score + sum : sum;
 }
 
-/* Asks for a key some rows ahead, which need not exist: an address. */
-QKV_INLINE void prefetch_key(const char *key, int64_t ahead, int64_t bytes)
-{
-    const uintptr_t address = (uintptr_t)key + (uintptr_t)ahead;
-    for (int64_t b = 0; b < bytes; b += 64)
-        _mm_prefetch((const char *)(address + (uintptr_t)b), _MM_HINT_T0);
-}
-
 /* 4 rows against 3 keys at a time. */
 QKV_INLINE void dot_4_rows(const qkv_dot_kv_args *a, int64_t row, int64_t key, int64_t end,
                            const int type)
 {
-    const int64_t head_dim = a->head_dim, step = a->keys_stride;
+    const int64_t head_dim = a->head_dim;
     places p = places_of(a, row, key, 4, 1);
     for (; key + 3 <= end; key += 3) {
         __m256 acc[ACCS];
-        p.keys[1] = p.keys[0] + step;
-        p.keys[2] = p.keys[1] + step;
+        QKV_UNROLL
         for (int k = 0; k < 3; k++)
-            prefetch_key(p.keys[k], AHEAD * step, head_dim * kv_size(type));
+            p.keys[k] = a->keys_at[key + k];
         lane_sums(&p, head_dim, 4, 3, type, acc);
-        p.keys[0] = p.keys[2] + step;
         /* The sums of two keys, four rows each, are interleaved. */
         const __m256 first[8] = {acc[0], acc[1], acc[3], acc[4], acc[6], acc[7], acc[9], acc[10]};
         const __m256 sums = hsum8(first);
@@ -229,12 +219,29 @@ static void dot_keys(const qkv_dot_kv_args *a, int64_t key, int64_t end, const d
     }
 }
 
-static void dot(const qkv_dot_kv_args *a, const dot_steps *steps)
+static void dot_listed(const qkv_dot_kv_args *a, const dot_steps *steps)
 {
     const bool one_step = a->rows <= 2 || a->rows == 4;
     const int64_t block = one_step ? a->kv_len : KEYS;
     for (int64_t key = 0; key < a->kv_len; key += block)
         dot_keys(a, key, key + block < a->kv_len ? key + block : a->kv_len, steps);
+}
+
+/* Keys that lie 'keys_stride' apart are listed first, some at a time. */
+static void dot(const qkv_dot_kv_args *a, const dot_steps *steps)
+{
+    const void *keys[LISTED + 7];
+    if (a->keys_at) {
+        dot_listed(a, steps);
+        return;
+    }
+    qkv_dot_kv_args b = *a;
+    b.keys_at = keys;
+    for (int64_t key = 0; key < a->kv_len; key += LISTED, b.scores += LISTED) {
+        b.kv_len = a->kv_len - key < LISTED ? a->kv_len - key : LISTED;
+        list_rows((const char *)a->keys + key * a->keys_stride, a->keys_stride, b.kv_len, keys);
+        dot_listed(&b, steps);
+    }
 }
 
 DOT(f32, KV_F32)
@@ -247,6 +254,7 @@ void qkv_dot_f32_avx2(const qkv_dot_args *a)
 {
     const qkv_dot_kv_args b = {.queries = a->queries,
                                .keys = a->keys,
+                               .keys_at = (const void *const *)a->keys_at,
                                .scores = a->scores,
                                .queries_stride = a->queries_stride,
                                .keys_stride = a->keys_stride * (int64_t)sizeof(float),
@@ -273,16 +281,19 @@ enum { HALVES = 8192 }; /* of keys on their way, in half of the first-level cach
 void qkv_dot_f8_e4m3_avx2(const qkv_dot_kv_args *a)
 {
     _Alignas(32) uint16_t halves[HALVES];
+    const void *keys[HALVES / 16 + 7];
     const int64_t stride = (a->head_dim + 15) / 16 * 16, fit = HALVES / (stride + (stride == 0));
     const int64_t block = fit >= KEYS ? fit / KEYS * KEYS : fit;
-    for (int64_t key = 0; key < a->kv_len; key += block) {
-        qkv_dot_kv_args b = *a;
+    qkv_dot_kv_args b = *a;
+    b.keys_at = NULL;
+    b.keys = halves;
+    b.keys_stride = stride * (int64_t)sizeof *halves;
+    for (int64_t key = 0; key < a->kv_len; key += block, b.scores += block) {
         b.kv_len = a->kv_len - key < block ? a->kv_len - key : block;
-        halves_of_e4m3((const char *)a->keys + key * a->keys_stride, a->keys_stride, halves, stride,
-                       b.kv_len, a->head_dim);
-        b.keys = halves;
-        b.keys_stride = stride * (int64_t)sizeof *halves;
-        b.scores += key;
+        if (!a->keys_at)
+            list_rows((const char *)a->keys + key * a->keys_stride, a->keys_stride, b.kv_len, keys);
+        halves_of_e4m3(a->keys_at ? a->keys_at + key : keys, b.kv_len, 0, a->head_dim, halves,
+                       stride);
         dot_half(&b);
     }
 }

@@ -79,11 +79,28 @@ QKV_INLINE __m256i halves_of_16(const void *bytes)
     return _mm256_or_si256(half, nan);
 }
 
-/* Rows of n e4m3 as f16, in rows of 'to_stride', a multiple of 16 and at least n. */
-static QKV_NOINLINE void halves_of_e4m3(const char *x, int64_t stride, uint16_t *y,
-                                        int64_t to_stride, int64_t rows, int64_t n)
+/* The addresses of n rows 'stride' bytes apart, and of up to 7 more. */
+QKV_INLINE void list_rows(const void *first, int64_t stride, int64_t n, const void **rows)
 {
-    for (; rows > 0; rows--, x += stride, y += to_stride) {
+    const __m256i step = _mm256_set1_epi64x(8 * stride);
+    __m256i a = _mm256_add_epi64(_mm256_set1_epi64x((int64_t)(uintptr_t)first),
+                                 _mm256_setr_epi64x(0, stride, 2 * stride, 3 * stride));
+    __m256i b = _mm256_add_epi64(a, _mm256_set1_epi64x(4 * stride));
+    for (int64_t i = 0; i < n; i += 8) {
+        _mm256_storeu_si256((__m256i *)(void *)(rows + i), a);
+        _mm256_storeu_si256((__m256i *)(void *)(rows + i + 4), b);
+        a = _mm256_add_epi64(a, step);
+        b = _mm256_add_epi64(b, step);
+    }
+}
+
+/* n e4m3 of each row, from byte 'begin' on, as f16 in rows of 'to_stride', a
+ * multiple of 16 and at least n. */
+static QKV_NOINLINE void halves_of_e4m3(const void *const *rows, int64_t n_rows, int64_t begin,
+                                        int64_t n, uint16_t *y, int64_t to_stride)
+{
+    for (int64_t row = 0; row < n_rows; row++, y += to_stride) {
+        const char *x = (const char *)rows[row] + begin;
         int64_t i = 0;
         for (; i + 32 <= n; i += 32) {
             _mm256_store_si256((__m256i *)(void *)(y + i), halves_of_16(x + i));

@@ -155,11 +155,16 @@ QKV_INLINE void sums_blocks(const int_rows *rows, int row, const char *const *ke
     }
 }
 
+QKV_INLINE const char *key_of(const qkv_dot_kv_args *a, int64_t key)
+{
+    return a->keys_at ? a->keys_at[key] : (const char *)a->keys + key * a->keys_stride;
+}
+
 /* A score in f32, for a row that is not fit for integers. */
 static QKV_NOINLINE float exact_score(const qkv_dot_kv_args *a, int64_t row, int64_t key, int type)
 {
     const float *query = a->queries + row * a->queries_stride;
-    const char *k = (const char *)a->keys + key * a->keys_stride;
+    const char *k = key_of(a, key);
     __m256 acc = _mm256_setzero_ps();
     for (int64_t d = 0; d < a->head_dim; d += LANES) {
         const int64_t rest = a->head_dim - d;
@@ -217,7 +222,7 @@ QKV_INLINE void dot_ints(const qkv_dot_kv_args *a, const int_rows *rows, int64_t
         __m256 acc[8], x[8];
         QKV_UNROLL
         for (int k = 0; k < n_keys; k++)
-            keys[k] = (const char *)a->keys + (key + k) * a->keys_stride;
+            keys[k] = key_of(a, key + k);
         if (type == KV_I8)
             sums_i8(rows, row, keys, a->head_dim, n_rows, n_keys, acc);
         else

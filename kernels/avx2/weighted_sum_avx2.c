@@ -37,44 +37,154 @@ QKV_INLINE int64_t row_bytes(int64_t n, const int type)
 }
 
 /*
- * Lines of the next chunk's values, asked for in the order in which they lie:
- * memory answers that much sooner than column by column. The rows need not
- * exist: addresses.
+ * The next chunk's values, asked for in the order in which they lie: memory
+ * answers that much sooner than column by column. The rows need not exist:
+ * addresses.
  */
 typedef struct lines_ahead {
-    uintptr_t row;
-    int64_t at, row_bytes, stride;
+    const void *const *row, *const *end; /* rows still to be asked for */
+    int64_t at, first, last;             /* bytes of a row: the next, and which are in question */
 } lines_ahead;
 
-QKV_INLINE void prefetch_lines(lines_ahead *next, const int n)
+/* Up to four lines. */
+QKV_INLINE void prefetch_lines(lines_ahead *next)
 {
-    QKV_UNROLL
-    for (int i = 0; i < n; i++) {
-        _mm_prefetch((const char *)(next->row + (uintptr_t)next->at), _MM_HINT_T0);
-        next->at += 64;
-        if (next->at >= next->row_bytes) {
-            next->at = 0;
-            next->row += (uintptr_t)next->stride;
-        }
+    if (next->row >= next->end)
+        return;
+    const uintptr_t line = (uintptr_t)*next->row + (uintptr_t)next->at;
+    const int64_t rest = next->last - next->at;
+    _mm_prefetch((const char *)line, _MM_HINT_T0);
+    if (rest > 64)
+        _mm_prefetch((const char *)(line + 64), _MM_HINT_T0);
+    if (rest > 128) {
+        _mm_prefetch((const char *)(line + 128), _MM_HINT_T0);
+        _mm_prefetch((const char *)(line + 192), _MM_HINT_T0);
+    }
+    next->at += 256;
+    if (next->at >= next->last) {
+        next->at = next->first;
+        next->row++;
     }
 }
 
 /* Some rows, keys and columns, and where their sums are. */
 typedef struct sum_part {
     const float *weights;
-    const char *values; /* of the first key and column */
-    float *sums;        /* [rows][PANEL] */
-    int64_t weights_stride, values_stride;
-    int64_t keys, ahead; /* 'ahead': bytes to what to prefetch */
+    const void *const *values; /* the keys' rows */
+    float *sums;               /* [rows][PANEL] */
+    int64_t weights_stride;
+    int64_t begin; /* byte of the first column */
+    int64_t keys;
     lines_ahead *next;
 } sum_part;
+
+#ifndef QKV_SIMDE
+
+/* How three vectors of a value come to ymm12 to ymm14; AT: byte 'offset' of it. */
+#define AT(offset) #offset "(%[row],%[at]), "
+#define LOAD_F32                                                                                   \
+    "vmovups " AT(0) "%%ymm12\n\t"                                                                 \
+                     "vmovups " AT(32) "%%ymm13\n\t"                                               \
+                                       "vmovups " AT(64) "%%ymm14\n\t"
+#define LOAD_F16                                                                                   \
+    "vcvtph2ps " AT(0) "%%ymm12\n\t"                                                               \
+                       "vcvtph2ps " AT(16) "%%ymm13\n\t"                                           \
+                                           "vcvtph2ps " AT(32) "%%ymm14\n\t"
+#define LOAD_BF16                                                                                  \
+    "vpmovzxwd " AT(0) "%%ymm12\n\t"                                                               \
+                       "vpmovzxwd " AT(16) "%%ymm13\n\t"                                           \
+                                           "vpmovzxwd " AT(32) "%%ymm14\n\t"                       \
+                                                               "vpslld $16, %%ymm12, %%ymm12\n\t"  \
+                                                               "vpslld $16, %%ymm13, %%ymm13\n\t"  \
+                                                               "vpslld $16, %%ymm14, %%ymm14\n\t"
+#define LOAD_I8                                                                                    \
+    "vpmovsxbd " AT(0) "%%ymm12\n\t"                                                               \
+                       "vpmovsxbd " AT(8) "%%ymm13\n\t"                                            \
+                                          "vpmovsxbd " AT(16) "%%ymm14\n\t"                        \
+                                                              "vcvtdq2ps %%ymm12, %%ymm12\n\t"     \
+                                                              "vcvtdq2ps %%ymm13, %%ymm13\n\t"     \
+                                                              "vcvtdq2ps %%ymm14, %%ymm14\n\t"
+#define LOAD_E5M2                                                                                  \
+    "vpmovzxbw " AT(0) "%%xmm12\n\t"                                                               \
+                       "vpmovzxbw " AT(8) "%%xmm13\n\t"                                            \
+                                          "vpmovzxbw " AT(16) "%%xmm14\n\t"                        \
+                                                              "vpsllw $8, %%xmm12, %%xmm12\n\t"    \
+                                                              "vpsllw $8, %%xmm13, %%xmm13\n\t"    \
+                                                              "vpsllw $8, %%xmm14, %%xmm14\n\t"    \
+                                                              "vcvtph2ps %%xmm12, %%ymm12\n\t"     \
+                                                              "vcvtph2ps %%xmm13, %%ymm13\n\t"     \
+                                                              "vcvtph2ps %%xmm14, %%ymm14\n\t"
+#define MULTIPLY_ROW(r, weight)                                                                    \
+    "vbroadcastss " weight ", %%ymm15\n\t"                                                         \
+    "vfmadd231ps %%ymm12, %%ymm15, %[a" #r "0]\n\t"                                                \
+    "vfmadd231ps %%ymm13, %%ymm15, %[a" #r "1]\n\t"                                                \
+    "vfmadd231ps %%ymm14, %%ymm15, %[a" #r "2]\n\t"
+#define ACC(r) [a##r##0] "+x"(acc[r][0]), [a##r##1] "+x"(acc[r][1]), [a##r##2] "+x"(acc[r][2])
+#define ADD_KEY(load)                                                                              \
+    __asm__(load MULTIPLY_ROW(0, "(%[w])") MULTIPLY_ROW(1, "(%[w],%[stride])")                     \
+                MULTIPLY_ROW(2, "(%[w],%[stride],2)") MULTIPLY_ROW(3, "(%[w3])")                   \
+            : ACC(0), ACC(1), ACC(2), ACC(3)                                                       \
+            : [row] "r"(row), [at] "r"(at), [w] "r"(weights[0] + j),                               \
+              [stride] "r"((weights[1] - weights[0]) * (int64_t)sizeof(float)),                    \
+              [w3] "r"(weights[3] + j)                                                             \
+            : "ymm12", "ymm13", "ymm14", "ymm15", "memory")
+
+/* Four rows times three vectors, in assembly for the reason in block_avx2.h. */
+QKV_INLINE void add_key_4x3(const char *row, int64_t at, const float *const *weights, int64_t j,
+                            const int type, __m256 acc[4][8])
+{
+    switch (type) {
+    case KV_F16:
+    case KV_HALF:
+        ADD_KEY(LOAD_F16);
+        break;
+    case KV_BF16:
+        ADD_KEY(LOAD_BF16);
+        break;
+    case KV_I8:
+        ADD_KEY(LOAD_I8);
+        break;
+    case KV_E5M2:
+        ADD_KEY(LOAD_E5M2);
+        break;
+    default:
+        ADD_KEY(LOAD_F32);
+        break;
+    }
+}
+
+#endif
+
+/* n_rows weights of key j times n_vecs vectors from byte 'at' of its value. */
+QKV_INLINE void add_key(const char *row, int64_t at, const float *const *weights, int64_t j,
+                        const int n_rows, const int n_vecs, const int type, __m256 acc[4][8])
+{
+    const char *values = row + at;
+    __m256 value[8];
+#ifndef QKV_SIMDE
+    if (n_rows == 4 && n_vecs == 3) {
+        add_key_4x3(row, at, weights, j, type, acc);
+        return;
+    }
+#endif
+    QKV_UNROLL
+    for (int v = 0; v < n_vecs; v++)
+        value[v] = load_8(values + v * LANES * kv_size(type), type);
+    QKV_UNROLL
+    for (int r = 0; r < n_rows; r++) {
+        const __m256 w = _mm256_broadcast_ss(weights[r] + j);
+        QKV_UNROLL
+        for (int v = 0; v < n_vecs; v++)
+            acc[r][v] = _mm256_fmadd_ps(w, value[v], acc[r][v]);
+    }
+}
 
 /* n_rows rows, n_vecs vectors from column d on. */
 QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, const int n_vecs,
                             const int type)
 {
-    const int64_t values_stride = p->values_stride;
-    const char *values = p->values + d * kv_size(type);
+    const void *const *rows = p->values;
+    const int64_t begin = p->begin + d * kv_size(type);
     lines_ahead next = *p->next;
     const float *weights[4];
     __m256 acc[4][8];
@@ -85,20 +195,15 @@ QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, cons
         for (int v = 0; v < n_vecs; v++)
             acc[r][v] = _mm256_load_ps(p->sums + r * PANEL + d + v * LANES);
     }
-    for (int64_t j = 0; j < p->keys; j++, values += values_stride) {
-        __m256 value[8];
-        prefetch_lines(&next, (int)(n_vecs * LANES * kv_size(type) + 63) / 64);
+    int64_t j = 0;
+    for (; j + 4 <= p->keys; j += 4) {
+        prefetch_lines(&next);
         QKV_UNROLL
-        for (int v = 0; v < n_vecs; v++)
-            value[v] = load_8(values + v * LANES * kv_size(type), type);
-        QKV_UNROLL
-        for (int r = 0; r < n_rows; r++) {
-            const __m256 w = _mm256_broadcast_ss(weights[r] + j);
-            QKV_UNROLL
-            for (int v = 0; v < n_vecs; v++)
-                acc[r][v] = _mm256_fmadd_ps(w, value[v], acc[r][v]);
-        }
+        for (int i = 0; i < 4; i++)
+            add_key(rows[j + i], begin, weights, j + i, n_rows, n_vecs, type, acc);
     }
+    for (; j < p->keys; j++)
+        add_key(rows[j], begin, weights, j, n_rows, n_vecs, type, acc);
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++)
         QKV_UNROLL
@@ -127,8 +232,9 @@ QKV_INLINE void add_half_block(const char *block, const float *const *weights, i
 QKV_INLINE void sum_half_block(const sum_part *p, int64_t d, const int n_rows, const int half,
                                const int type)
 {
-    const int64_t values_stride = p->values_stride, ahead = p->ahead;
-    const char *block = kv_block(p->values, d, type);
+    const void *const *rows = p->values;
+    const int64_t begin = p->begin + row_bytes(d, type);
+    lines_ahead next = *p->next;
     float *sums = p->sums + d + 16 * half;
     const float *weights[4];
     __m256 acc[4][2];
@@ -139,48 +245,48 @@ QKV_INLINE void sum_half_block(const sum_part *p, int64_t d, const int n_rows, c
         acc[r][1] = _mm256_load_ps(sums + r * PANEL + LANES);
     }
     int64_t j = 0;
-    for (; j + 2 <= p->keys; j += 2, block += 2 * values_stride) {
-        if (half == 0) { /* once a block, which is half a line */
-            _mm_prefetch(block + ahead, _MM_HINT_T0);
-            _mm_prefetch(block + values_stride + ahead, _MM_HINT_T0);
-        }
-        add_half_block(block, weights, j, n_rows, half, type, acc);
-        add_half_block(block + values_stride, weights, j + 1, n_rows, half, type, acc);
+    for (; j + 4 <= p->keys; j += 4) {
+        prefetch_lines(&next);
+        QKV_UNROLL
+        for (int i = 0; i < 4; i++)
+            add_half_block((const char *)rows[j + i] + begin, weights, j + i, n_rows, half, type,
+                           acc);
     }
-    if (j < p->keys)
-        add_half_block(block, weights, j, n_rows, half, type, acc);
+    for (; j < p->keys; j++)
+        add_half_block((const char *)rows[j] + begin, weights, j, n_rows, half, type, acc);
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
         _mm256_store_ps(sums + r * PANEL, acc[r][0]);
         _mm256_store_ps(sums + r * PANEL + LANES, acc[r][1]);
     }
+    *p->next = next;
 }
 
-/* The scales of the blocks of up to 8 keys, 'stride' bytes apart. Inserted
+/* The scales of the blocks of up to 8 keys, from byte 'begin' on. Inserted
  * one by one: gathered in memory, the load would wait for the stores. */
-QKV_INLINE __m256 scales_of(const char *block, int64_t stride, int64_t n)
+QKV_INLINE __m256 scales_of(const void *const *rows, int64_t begin, int64_t n)
 {
     __m128i halves = _mm_setzero_si128();
     int16_t h[LANES] = {0};
     if (n == LANES) {
         QKV_UNROLL
         for (int k = 0; k < LANES; k++)
-            memcpy(&h[k], block + k * stride, sizeof h[k]);
+            memcpy(&h[k], (const char *)rows[k] + begin, sizeof h[k]);
         halves = _mm_setr_epi16(h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7]);
     } else {
         for (int64_t k = 0; k < n; k++)
-            memcpy(&h[k], block + k * stride, sizeof h[k]);
+            memcpy(&h[k], (const char *)rows[k] + begin, sizeof h[k]);
         halves = load_128(h);
     }
     return _mm256_cvtph_ps(halves);
 }
 
 /* scaled[r][j] = weights[r][j] * the scale of key j's block, 8 keys at a time. */
-QKV_INLINE void block_weights(const sum_part *p, const char *block, const int n_rows, float *scaled)
+QKV_INLINE void block_weights(const sum_part *p, int64_t begin, const int n_rows, float *scaled)
 {
-    for (int64_t j = 0; j < p->keys; j += LANES, block += LANES * p->values_stride) {
+    for (int64_t j = 0; j < p->keys; j += LANES) {
         const int64_t n = p->keys - j < LANES ? p->keys - j : LANES;
-        const __m256 scales = scales_of(block, p->values_stride, n);
+        const __m256 scales = scales_of(p->values + j, begin, n);
         QKV_UNROLL
         for (int r = 0; r < n_rows; r++) {
             const float *weights = p->weights + r * p->weights_stride + j;
@@ -197,7 +303,7 @@ QKV_INLINE void sum_blocks(const sum_part *p, int64_t columns, const int n_rows,
     q.weights = scaled;
     q.weights_stride = QKV_KEY_BLOCK;
     for (int64_t d = 0; d < columns; d += QKV_KV_BLOCK) {
-        block_weights(p, kv_block(p->values, d, type), n_rows, scaled);
+        block_weights(p, p->begin + row_bytes(d, type), n_rows, scaled);
         sum_half_block(&q, d, n_rows, 0, type);
         sum_half_block(&q, d, n_rows, 1, type);
     }
@@ -208,7 +314,7 @@ static QKV_NOINLINE void sum_columns_left(const sum_part *p, int64_t d, int64_t 
                                           int type)
 {
     for (int64_t j = 0; j < p->keys; j++) {
-        const char *values = p->values + j * p->values_stride + d * kv_size(type);
+        const char *values = (const char *)p->values[j] + p->begin + d * kv_size(type);
         const __m256 value = load_part_8(values, columns - d, type);
         for (int r = 0; r < rows; r++) {
             float *sums = p->sums + r * PANEL + d;
@@ -290,7 +396,8 @@ static QKV_NOINLINE __m256 careful_sum(const qkv_weighted_sum_kv_args *a, int64_
     const int64_t rest = a->value_dim - d;
     __m256 acc = _mm256_setzero_ps();
     for (int64_t j = 0; j < a->kv_len; j++) {
-        const char *value_row = (const char *)a->values + j * a->values_stride;
+        const char *value_row =
+            a->values_at ? a->values_at[j] : (const char *)a->values + j * a->values_stride;
         const char *p = value_row + d * kv_size(type);
         __m256 w = _mm256_set1_ps(weights[j]), value;
         if (weights[j] == 0.0f)
@@ -332,38 +439,41 @@ static void store_sums(const qkv_weighted_sum_kv_args *a, int64_t row, int64_t f
     }
 }
 
-/* All keys, up to 4 rows, and the columns first .. first + columns - 1. */
-static void sum_panel(const qkv_weighted_sum_kv_args *a, int64_t row, int rows, int64_t first,
-                      int64_t columns, const sum_steps *s)
+/* All keys, up to 4 rows, and the columns first .. first + columns - 1. 'listed'
+ * are all rows in 'values', at least those of the keys. */
+static void sum_panel(const qkv_weighted_sum_kv_args *a, const void *const *values, int64_t listed,
+                      int64_t row, int rows, int64_t first, int64_t columns, const sum_steps *s)
 {
     _Alignas(32) float sums[4 * PANEL];
     _Alignas(32) uint16_t halves[CHUNK_BYTES / 2 + 16 * QKV_KEY_BLOCK];
+    const void *halves_at[QKV_KEY_BLOCK + 7];
     float scaled[4 * QKV_KEY_BLOCK];
     const int64_t begin = row_bytes(first, s->type);
     const int type = s->type == KV_E4M3 ? KV_HALF : s->type;
     const int64_t fit = CHUNK_BYTES / row_bytes(columns, type) / LANES * LANES;
-    const int64_t chunk = fit < LANES ? LANES : fit;
+    const int64_t chunk = fit < LANES ? LANES : fit < QKV_KEY_BLOCK ? fit : QKV_KEY_BLOCK;
     for (int r = 0; r < rows; r++)
         for (int64_t d = 0; d < columns; d += LANES)
             _mm256_store_ps(sums + r * PANEL + d, _mm256_setzero_ps());
     for (int64_t key = 0; key < a->kv_len; key += chunk) {
-        lines_ahead next = {.row = (uintptr_t)a->values +
-                                   (uintptr_t)((key + chunk) * a->values_stride + begin),
-                            .row_bytes = row_bytes(columns, s->type),
-                            .stride = a->values_stride};
+        lines_ahead next = {.row = values + key + chunk,
+                            .end = values + (key + 2 * chunk < listed ? key + 2 * chunk : listed),
+                            .at = begin,
+                            .first = begin,
+                            .last = begin + row_bytes(columns, s->type)};
         sum_part p = {.weights = a->weights + row * a->weights_stride + key,
-                      .values = (const char *)a->values + key * a->values_stride + begin,
+                      .values = values + key,
+                      .begin = begin,
                       .sums = sums,
                       .weights_stride = a->weights_stride,
-                      .values_stride = a->values_stride,
                       .keys = a->kv_len - key < chunk ? a->kv_len - key : chunk,
-                      .ahead = chunk * a->values_stride,
                       .next = &next};
         if (s->type == KV_E4M3) {
             const int64_t stride = (columns + 15) / 16 * 16;
-            halves_of_e4m3(p.values, p.values_stride, halves, stride, p.keys, columns);
-            p.values = (const char *)halves;
-            p.values_stride = stride * (int64_t)sizeof *halves;
+            halves_of_e4m3(p.values, p.keys, begin, columns, halves, stride);
+            list_rows(halves, stride * (int64_t)sizeof *halves, p.keys, halves_at);
+            p.values = halves_at;
+            p.begin = 0;
         }
         if (s->type == KV_I8) {
             scale_weights(a, row, rows, key, p.keys, scaled);
@@ -380,11 +490,18 @@ static void sum_panel(const qkv_weighted_sum_kv_args *a, int64_t row, int rows, 
 
 static void weighted_sum(const qkv_weighted_sum_kv_args *a, const sum_steps *s)
 {
+    const void *listed[2 * QKV_KEY_BLOCK + 7], *const *values = a->values_at;
+    int64_t n = a->kv_len + a->ahead;
+    if (!values) { /* what follows the block is likely to be needed next */
+        n = a->kv_len + QKV_KEY_BLOCK;
+        list_rows(a->values, a->values_stride, n, listed);
+        values = listed;
+    }
     for (int64_t d = 0; d < a->value_dim; d += PANEL) {
         const int64_t columns = a->value_dim - d < PANEL ? a->value_dim - d : PANEL;
         for (int64_t row = 0; row < a->rows;) {
             const int rows = a->rows - row >= 4 ? 4 : a->rows - row >= 2 ? 2 : 1;
-            sum_panel(a, row, rows, d, columns, s);
+            sum_panel(a, values, n, row, rows, d, columns, s);
             row += rows;
         }
     }
@@ -431,6 +548,8 @@ void qkv_weighted_sum_f32_avx2(const qkv_weighted_sum_args *a)
 {
     const qkv_weighted_sum_kv_args b = {.weights = a->weights,
                                         .values = a->values,
+                                        .values_at = (const void *const *)a->values_at,
+                                        .ahead = a->ahead,
                                         .out = a->out,
                                         .rescale = a->rescale,
                                         .weights_stride = a->weights_stride,

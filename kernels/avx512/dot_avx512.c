@@ -29,6 +29,11 @@
 
 enum { KEYS = LANES }; /* keys of one pass over the rows */
 
+ALWAYS_INLINE const float *key_of(const qkv_dot_args *a, int64_t j)
+{
+    return a->keys_at ? a->keys_at[j] : a->keys + j * a->keys_stride;
+}
+
 /*
  * acc[r * keys + u]: 16 partial sums of queries[i + r] . keys[j + u]. A row
  * or key past the end is a copy of the last one.
@@ -42,7 +47,7 @@ ALWAYS_INLINE void partial_sums(const qkv_dot_args *a, int64_t i, int64_t j, con
         query[r] = a->queries + min_i64(i + r, a->rows - 1) * a->queries_stride;
     UNROLL
     for (int u = 0; u < keys; u++)
-        key[u] = a->keys + min_i64(j + u, a->kv_len - 1) * a->keys_stride;
+        key[u] = key_of(a, min_i64(j + u, a->kv_len - 1));
     UNROLL
     for (int u = 0; u < queries * keys; u++)
         acc[u] = _mm512_setzero_ps();

@@ -32,6 +32,11 @@
 
 enum { ACC_MAX = 24 }; /* accumulators of the largest register block */
 
+ALWAYS_INLINE const float *value_of(const qkv_weighted_sum_args *a, int64_t j)
+{
+    return a->values_at ? a->values_at[j] : a->values + j * a->values_stride;
+}
+
 /* One column of vectors for one row again, without the keys of weight 0. */
 static __attribute__((noinline)) __m512 sum_of_nonzero(const qkv_weighted_sum_args *a, int64_t i,
                                                        int64_t d, __mmask16 columns)
@@ -41,7 +46,7 @@ static __attribute__((noinline)) __m512 sum_of_nonzero(const qkv_weighted_sum_ar
     for (int64_t j = 0; j < a->kv_len; j++) {
         if (weights[j] == 0.0f)
             continue;
-        const __m512 value = load_tail(a->values + j * a->values_stride + d, columns);
+        const __m512 value = load_tail(value_of(a, j) + d, columns);
         sum = _mm512_fmadd_ps(_mm512_set1_ps(weights[j]), value, sum);
     }
     return sum;
@@ -76,8 +81,8 @@ ALWAYS_INLINE void sum_columns(const qkv_weighted_sum_args *a, int64_t d, const 
     for (int u = 0; u < rows * vecs; u++)
         acc[u] = _mm512_setzero_ps();
 
-    const float *value = a->values + d;
-    for (int64_t j = 0; j < a->kv_len; j++, value += a->values_stride) {
+    for (int64_t j = 0; j < a->kv_len; j++) {
+        const float *value = value_of(a, j) + d;
         __m512 x[8];
         UNROLL
         for (int v = 0; v < vecs; v++)

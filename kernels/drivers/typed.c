@@ -69,6 +69,7 @@ static void dot_f32(const qkv_kernels *k, const qkv_dot_kv_args *a)
 {
     k->dot_f32(&(qkv_dot_args){.queries = a->queries,
                                .keys = a->keys,
+                               .keys_at = (const float *const *)a->keys_at,
                                .scores = a->scores,
                                .queries_stride = a->queries_stride,
                                .keys_stride = a->keys_stride / (int64_t)sizeof(float),
@@ -114,6 +115,8 @@ static void weighted_sum_f32(const qkv_kernels *k, const qkv_weighted_sum_kv_arg
     k->weighted_sum_f32(
         &(qkv_weighted_sum_args){.weights = a->weights,
                                  .values = a->values,
+                                 .values_at = (const float *const *)a->values_at,
+                                 .ahead = a->ahead,
                                  .out = a->out,
                                  .rescale = a->rescale,
                                  .weights_stride = a->weights_stride,

@@ -43,7 +43,8 @@ QKV_INLINE void dot_block(const qkv_dot_args *a, int64_t first_row, int64_t firs
         query[i] = a->queries + (first_row + i) * a->queries_stride;
     QKV_UNROLL
     for (int j = 0; j < keys; j++)
-        key[j] = a->keys + (first_key + j) * a->keys_stride;
+        key[j] =
+            a->keys_at ? a->keys_at[first_key + j] : a->keys + (first_key + j) * a->keys_stride;
     QKV_UNROLL
     for (int i = 0; i < rows * keys; i++)
         acc[i] = vdupq_n_f32(0.0f);

@@ -49,7 +49,8 @@ static inline void kv_staged_dot(const qkv_dot_kv_args *a, kv_widen_row *widen)
     for (int64_t key = 0; key < a->kv_len; key += n) {
         n = kv_staged_keys(stride, a->kv_len - key);
         for (int64_t k = 0; k < n; k++)
-            widen((const char *)a->keys + (key + k) * a->keys_stride,
+            widen(a->keys_at ? a->keys_at[key + k]
+                             : (const char *)a->keys + (key + k) * a->keys_stride,
                   a->key_scales ? a->key_scales + (key + k) * a->key_scales_stride : NULL,
                   stage + k * stride, a->head_dim);
         qkv_dot_f32_neon(&(qkv_dot_args){.queries = a->queries,
@@ -65,9 +66,10 @@ static inline void kv_staged_dot(const qkv_dot_kv_args *a, kv_widen_row *widen)
     }
 }
 
-/* 'columns' columns of all keys; the block's sum is made apart and added last. */
-static inline void kv_staged_panel(const qkv_weighted_sum_kv_args *a, const char *values,
-                                   float *out, int64_t columns, kv_widen_row *widen)
+/* 'columns' columns of all keys, from byte 'begin' of each on; the block's sum is made apart and
+ * added last. */
+static inline void kv_staged_panel(const qkv_weighted_sum_kv_args *a, int64_t begin, float *out,
+                                   int64_t columns, kv_widen_row *widen)
 {
     _Alignas(64) float stage[KV_STAGE], sums[KV_STAGED_ROWS * KV_PANEL];
     static const float keep[KV_STAGED_ROWS] = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -76,7 +78,9 @@ static inline void kv_staged_panel(const qkv_weighted_sum_kv_args *a, const char
     for (int64_t key = 0; key == 0 || key < a->kv_len; key += n) {
         n = kv_staged_keys(stride, a->kv_len - key);
         for (int64_t k = 0; k < n; k++)
-            widen(values + (key + k) * a->values_stride,
+            widen((a->values_at ? (const char *)a->values_at[key + k]
+                                : (const char *)a->values + (key + k) * a->values_stride) +
+                      begin,
                   a->value_scales ? a->value_scales + (key + k) * a->value_scales_stride : NULL,
                   stage + k * stride, columns);
         qkv_weighted_sum_f32_neon(&(qkv_weighted_sum_args){.weights = a->weights + key,
@@ -105,10 +109,10 @@ static inline void kv_staged_panel(const qkv_weighted_sum_kv_args *a, const char
 static inline void kv_staged_sum(const qkv_weighted_sum_kv_args *a, int64_t panel_bytes,
                                  kv_widen_row *widen)
 {
-    const char *values = a->values;
-    for (int64_t d = 0; d < a->value_dim; d += KV_PANEL, values += panel_bytes) {
+    int64_t begin = 0;
+    for (int64_t d = 0; d < a->value_dim; d += KV_PANEL, begin += panel_bytes) {
         const int64_t columns = a->value_dim - d < KV_PANEL ? a->value_dim - d : KV_PANEL;
-        kv_staged_panel(a, values, a->out + d, columns, widen);
+        kv_staged_panel(a, begin, a->out + d, columns, widen);
     }
 }
 

@@ -36,6 +36,11 @@
 
 enum { ROWS = 4, ACCS = 24 };
 
+QKV_INLINE const float *value_of(const qkv_weighted_sum_args *a, int64_t j)
+{
+    return a->values_at ? a->values_at[j] : a->values + j * a->values_stride;
+}
+
 /* out = out * rescale + sum, or sum alone, for n columns from d on. */
 QKV_INLINE void finish(const qkv_weighted_sum_args *a, int64_t row, int64_t d, float32x4_t sum,
                        int64_t n)
@@ -57,7 +62,7 @@ QKV_INLINE float32x4_t sum_of_nonzero(const qkv_weighted_sum_args *a, int64_t ro
     const float *weights = a->weights + row * a->weights_stride;
     float32x4_t plain = vdupq_n_f32(0.0f), careful = plain;
     for (int64_t j = 0; j < a->kv_len; j++) {
-        const float32x4_t v = load_upto4(a->values + j * a->values_stride + d, n);
+        const float32x4_t v = load_upto4(value_of(a, j) + d, n);
         plain = vfmaq_n_f32(plain, v, weights[j]);
         if (weights[j] != 0.0f)
             careful = vfmaq_n_f32(careful, v, weights[j]);
@@ -80,7 +85,7 @@ QKV_NOINLINE void careful_columns(const qkv_weighted_sum_args *a, int64_t first,
 QKV_INLINE void columns(const qkv_weighted_sum_args *a, int64_t first, int64_t d, int rows,
                         int vectors, int width)
 {
-    const float *weights[ROWS], *values = a->values + d;
+    const float *weights[ROWS];
     float32x4_t acc[ACCS];
     QKV_UNROLL
     for (int i = 0; i < rows; i++)
@@ -97,6 +102,7 @@ QKV_INLINE void columns(const qkv_weighted_sum_args *a, int64_t first, int64_t d
             w[i] = vld1q_f32(weights[i] + j);
         QKV_UNROLL
         for (int lane = 0; lane < 4; lane++) {
+            const float *values = value_of(a, j + lane) + d;
             QKV_UNROLL
             for (int v = 0; v < vectors; v++) {
                 const float32x4_t value = load_upto4(values + 4 * v, width);
@@ -104,10 +110,10 @@ QKV_INLINE void columns(const qkv_weighted_sum_args *a, int64_t first, int64_t d
                 for (int i = 0; i < rows; i++)
                     acc[i * vectors + v] = fma_lane(acc[i * vectors + v], value, w[i], lane);
             }
-            values += a->values_stride;
         }
     }
     for (; j < a->kv_len; j++) {
+        const float *values = value_of(a, j) + d;
         QKV_UNROLL
         for (int v = 0; v < vectors; v++) {
             const float32x4_t value = load_upto4(values + 4 * v, width);
@@ -115,7 +121,6 @@ QKV_INLINE void columns(const qkv_weighted_sum_args *a, int64_t first, int64_t d
             for (int i = 0; i < rows; i++)
                 acc[i * vectors + v] = vfmaq_n_f32(acc[i * vectors + v], value, weights[i][j]);
         }
-        values += a->values_stride;
     }
 
     if (a->skip_zero) {

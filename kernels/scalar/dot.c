@@ -13,7 +13,7 @@ void qkv_dot_f32_scalar(const qkv_dot_args *a)
         const float *query = a->queries + i * a->queries_stride;
         float *scores = a->scores + i * a->scores_stride;
         for (int64_t j = 0; j < a->kv_len; j++) {
-            const float *key = a->keys + j * a->keys_stride;
+            const float *key = a->keys_at ? a->keys_at[j] : a->keys + j * a->keys_stride;
             float sum = 0.0f;
             for (int64_t d = 0; d < a->head_dim; d++)
                 sum += query[d] * key[d];

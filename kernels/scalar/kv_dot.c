@@ -13,7 +13,8 @@ static inline void dot(const qkv_dot_kv_args *a, kv_element_fn *element)
         const float *query = a->queries + i * a->queries_stride;
         float *scores = a->scores + i * a->scores_stride;
         for (int64_t j = 0; j < a->kv_len; j++) {
-            const char *key = (const char *)a->keys + j * a->keys_stride;
+            const void *key =
+                a->keys_at ? a->keys_at[j] : (const char *)a->keys + j * a->keys_stride;
             float sum = 0.0f;
             for (int64_t d = 0; d < a->head_dim; d++)
                 sum += query[d] * element(key, d, 1.0f);

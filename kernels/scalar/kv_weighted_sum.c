@@ -16,9 +16,10 @@ static inline float column_sum(const qkv_weighted_sum_kv_args *a, int64_t row, i
     for (int64_t j = 0; j < a->kv_len; j++) {
         if (a->skip_zero && weights[j] == 0.0f)
             continue; /* 0 * NaN is NaN, but a key of weight 0 has no say */
+        const void *value =
+            a->values_at ? a->values_at[j] : (const char *)a->values + j * a->values_stride;
         const float scale = a->value_scales ? a->value_scales[j * a->value_scales_stride] : 1.0f;
-        sum +=
-            weights[j] * scale * element((const char *)a->values + j * a->values_stride, d, 1.0f);
+        sum += weights[j] * scale * element(value, d, 1.0f);
     }
     return sum;
 }
