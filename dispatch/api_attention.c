@@ -141,6 +141,9 @@ static qkv_status check_adjustments(const qkv_attention_desc *d, qkv_attention_p
         !qkv_aligned(d->sinks, sizeof *d->sinks))
         return QKV_E_ALIGN;
     int64_t words;
+    if ((d->slopes || d->head_scales || d->sinks) &&
+        d->q_heads > PTRDIFF_MAX / (int64_t)sizeof *d->slopes)
+        return QKV_E_OVERFLOW;
     if (d->tree_mask && d->tree_stride < (d->q_len + 63) / 64)
         return QKV_E_STRIDE;
     if (d->tree_mask &&
@@ -156,7 +159,7 @@ static qkv_status check_adjustments(const qkv_attention_desc *d, qkv_attention_p
     p->head_scales = d->head_scales;
     p->sinks = d->sinks;
     p->tree_mask = d->tree_mask;
-    p->tree_stride = d->tree_stride;
+    p->tree_stride = d->tree_mask ? d->tree_stride : 0;
     p->weights_stage = d->weights_stage;
     const qkv_status status =
         qkv_view_mask(&d->mask, d->batch, d->q_heads, d->q_len, d->kv_len, &p->mask);
@@ -237,8 +240,9 @@ static void list_memory(const qkv_attention_problem *p, memory_list *list)
     list_input(list, &p->value);
     list_input(list, &p->key_scale);
     list_input(list, &p->value_scale);
-    list_array(list, p->q_starts, p->batch + 1, sizeof *p->q_starts);
-    list_array(list, p->kv_starts, p->batch + 1, sizeof *p->kv_starts);
+    const int64_t starts = p->q_starts || p->kv_starts ? p->batch + 1 : 0;
+    list_array(list, p->q_starts, starts, sizeof *p->q_starts);
+    list_array(list, p->kv_starts, starts, sizeof *p->kv_starts);
     list_array(list, p->kv_lens, p->batch, sizeof *p->kv_lens);
     list_array(list, p->q_offsets, p->batch, sizeof *p->q_offsets);
     list_array(list, p->page_table, p->batch * p->page_table_stride, sizeof *p->page_table);
@@ -354,13 +358,13 @@ qkv_status qkv_attention_supports(const qkv_attention_desc *desc, qkv_attention_
     for (int64_t b = 0; b < p.batch && !nothing_to_write(&p); b++) {
         const qkv_sequence s = qkv_sequence_at(&p, b);
         const qkv_cut cut = qkv_cut_sequence(&p, &plan, &s);
-        if (cut.rows == 0 || s.kv_len == 0)
-            continue;
-        support->path = plan.general ? QKV_PATH_GENERAL : QKV_PATH_TUNED;
-        if (cut.route == QKV_ROUTE_TILE)
-            support->route = "tile";
+        if (cut.rows > 0 && s.kv_len > 0) {
+            support->path = plan.general ? QKV_PATH_GENERAL : QKV_PATH_TUNED;
+            if (cut.route == QKV_ROUTE_TILE)
+                support->route = "tile";
+        }
         if (!p.q_starts && !p.kv_starts && !p.kv_lens)
-            break;
+            break; /* the others are like it */
     }
     return QKV_OK;
 }

@@ -164,6 +164,10 @@ static bool misuse_attention(int n, qkv_attention_desc *d, const char **what, qk
         MISUSE(QKV_E_OVERFLOW, d->batch = INT64_C(1) << 40; d->q_heads = INT64_C(1) << 40;
                memset(&d->query.stride_batch, 0, 24); d->query.flags = 0)
         MISUSE(QKV_E_OVERFLOW, d->key.data = (void *)(UINTPTR_MAX - 63))
+        /* Arrays of a number a head that no memory holds, though nothing is written. */
+        MISUSE(QKV_E_OVERFLOW, d->q_len = 0; d->q_heads = HUGE_SIZE; d->slopes = d->key.data)
+        MISUSE(QKV_E_OVERFLOW, d->q_len = 0; d->q_heads = HUGE_SIZE; d->head_scales = d->key.data)
+        MISUSE(QKV_E_OVERFLOW, d->q_len = 0; d->q_heads = HUGE_SIZE; d->sinks = d->key.data)
     default:
         return false;
     }
@@ -357,6 +361,50 @@ Test(misuse, optional_pointers)
         problem p = problem_make(s, &r);
         p.desc.lse.dtype = 999; /* without data it is not looked at */
         cr_assert_eq(problem_run(&p), QKV_OK);
+    }
+}
+
+/* Numbers that belong to what is left out mean nothing, whatever they are. */
+Test(misuse, numbers_without_their_pointer)
+{
+    rng r = rng_make("no pointer");
+    problem p = base_problem(&r);
+    p.desc.lse.data = NULL;
+    const int64_t odd[] = {1, INT64_MAX, INT64_MIN};
+    for (int i = 0; i < 3; i++) {
+        p.desc.tree_stride = odd[i];
+        cr_assert_eq(problem_run(&p), QKV_OK);
+    }
+    qkv_attention_desc none = {
+        .size = sizeof none, .batch = INT64_MAX, .head_dim = 4, .query = p.desc.query};
+    cr_assert_eq(qkv_attention_supports(&none, NULL), QKV_OK);
+    none.flags = QKV_SPLIT;
+    cr_assert_eq(qkv_attention_supports(&none, NULL), QKV_OK);
+}
+
+/* What a call would do is told without a look at each of 2^40 sequences. */
+Test(misuse, asking_takes_no_time, .timeout = 60)
+{
+    static float x[4];
+    const qkv_tensor all_one = {.data = x, .flags = QKV_TENSOR_STRIDED};
+    for (int64_t kv_len = 0; kv_len < 2; kv_len++) {
+        qkv_attention_desc d = {.size = sizeof d,
+                                .batch = INT64_C(1) << 40,
+                                .q_len = 1,
+                                .kv_len = kv_len,
+                                .head_dim = 1,
+                                .query = all_one,
+                                .key = all_one,
+                                .value = all_one,
+                                .out = {.data = (void *)(UINTPTR_MAX / 4 + 1)}};
+        qkv_attention_support support;
+        size_t bytes;
+        int64_t tasks;
+        cr_assert_eq(qkv_attention_supports(&d, &support), QKV_OK);
+        cr_assert_eq(support.path, kv_len ? QKV_PATH_TUNED : QKV_PATH_NONE);
+        cr_assert_eq(qkv_attention_scratch_size(&d, 1, &bytes), QKV_OK);
+        cr_assert_eq(qkv_attention_task_count(&d, &tasks), QKV_OK);
+        cr_assert_eq(tasks, INT64_C(1) << 40);
     }
 }
 
