@@ -14,6 +14,7 @@ makes this program fail. --only takes faults whose line holds TEXT.
 import argparse
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-TIMEOUT = 1200  # seconds for all tests; a fault that hangs is caught
+TIMEOUT = 1200  # seconds for all tests; a fault that waits for ever is caught
+CPU_LIMIT = 120  # seconds of computing for one test, which takes a few; one that loops is caught
 
 
 def read_faults(path):
@@ -83,6 +85,7 @@ def tests_pass(folder, pattern, timeout=TIMEOUT):
     process = subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT)),
     )
     try:
         output, _ = process.communicate(timeout=timeout)
