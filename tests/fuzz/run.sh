@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.."
 build=${BUILD:-build-fuzz}
 seconds=${1:-15}
 [ $# -eq 0 ] || shift
-[ $# -gt 0 ] || set -- attention convert kv_append npy
+[ $# -gt 0 ] || set -- attention convert kv_append npy options
 
 # Kernels that cannot run here take minutes to compile for a fuzzer.
 isas=avx2,neon
