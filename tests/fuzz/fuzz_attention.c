@@ -383,7 +383,7 @@ static void *scratch_of(size_t bytes)
 {
     void *scratch = NULL;
     REQUIRE(posix_memalign(&scratch, QKV_SCRATCH_ALIGN, bytes ? bytes : 1) == 0);
-    memset(scratch, 0xff, bytes);
+    make_unknown(scratch, bytes);
     return scratch;
 }
 

@@ -102,12 +102,10 @@ static void make_rows(rows *t, int32_t dtype, int64_t batch, int64_t heads, int6
     const size_t n = (size_t)(batch * heads * count);
     t->bytes = n * t->row_bytes;
     t->at = malloc(t->bytes);
-    if (t->bytes)
-        memset(t->at, 0xff, t->bytes);
+    make_unknown(t->at, t->bytes);
     if (dtype == QKV_I8) {
         t->scales = malloc(n * sizeof *t->scales);
-        if (n)
-            memset(t->scales, 0xff, n * sizeof *t->scales);
+        make_unknown(t->scales, n * sizeof *t->scales);
     }
 }
 
@@ -169,13 +167,15 @@ static void take_lengths(input *in, problem *p)
     }
 }
 
-/* Do all entries that may be looked at exist in our memory? */
-static bool table_fits(const qkv_attention_desc *d)
+/* Is it small, and do all entries that may be looked at exist in our memory? */
+static bool fits(const qkv_attention_desc *d)
 {
     const int64_t stride = d->page_table_stride ? d->page_table_stride
                            : d->page_size       ? (d->kv_len + d->page_size - 1) / d->page_size
                                                 : 0;
-    return stride * d->batch <= ENTRIES_MOST;
+    const int64_t pairs = d->batch * d->q_heads * d->q_len * d->kv_len;
+    return stride * d->batch <= ENTRIES_MOST &&
+           pairs * (d->head_dim + d->value_dim) <= INT64_C(1) << 21;
 }
 
 static void take_adjustments(input *in, problem *p)
@@ -521,7 +521,7 @@ static void *scratch_of(size_t bytes)
 {
     void *scratch = NULL;
     REQUIRE(posix_memalign(&scratch, QKV_SCRATCH_ALIGN, bytes ? bytes : 1) == 0);
-    memset(scratch, 0xff, bytes);
+    make_unknown(scratch, bytes);
     return scratch;
 }
 
@@ -649,7 +649,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memset(&p, 0, sizeof p);
     select_isa(take(&in, 1));
     take_problem(&in, &p);
-    if (table_fits(&p.d)) {
+    if (fits(&p.d)) {
         const qkv_status status = qkv_attention_supports(&p.d, NULL);
         if (status != QKV_OK) {
             check_refused(&p, status);

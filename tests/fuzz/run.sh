@@ -28,7 +28,8 @@ for target; do
     printf 'fuzz: %s for %s s\n' "$target" "$seconds"
     UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
         "$build/tests/fuzz/fuzz_$target" -seed="${FUZZ_SEED:-1}" -max_total_time="$seconds" \
-        -max_len=4096 -len_control=0 -timeout=60 -rss_limit_mb=2048 -artifact_prefix="$build/$target-" -print_final_stats=1 \
+        -max_len=4096 -len_control=0 -timeout=300 -rss_limit_mb=2048 \
+        -artifact_prefix="$build/$target-" -print_final_stats=1 \
         "$build/corpus/$target" "tests/fuzz/corpus/$target" >"$build/$target.log" 2>&1 || {
         tail -n 40 "$build/$target.log"
         printf 'fuzz: %s found something\n' "$target"
