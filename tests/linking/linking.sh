@@ -41,9 +41,69 @@ variant 'static, -O2 -flto' "$@" -DQKV_STATIC -O2 -flto
 if echo 'int main(void) { return 0; }' | "$@" -static -x c - -o "$work/probe" 2>/dev/null; then
     variant 'fully static' "$@" -DQKV_STATIC -O1 -static
 fi
+# All symbols are bound before the first line of the program runs.
+if echo 'int main(void) { return 0; }' | "$@" -static-pie -x c - -o "$work/probe" 2>/dev/null; then
+    LD_BIND_NOW=1
+    export LD_BIND_NOW
+    variant 'static at any address' "$@" -DQKV_STATIC -O1 -fPIE -static-pie
+    unset LD_BIND_NOW
+fi
 with="$shared"
 variant 'shared, -O0' "$@" -O0
 variant 'shared, -O3 -march=native' "$@" -O3 -march=native
+
+# Library and program against the headers and the libc of musl.
+if command -v musl-gcc >/dev/null && [ "$(uname -m)" = x86_64 ]; then
+    mkdir "$work/musl"
+    kernels=
+    for isa in scalar avx2; do
+        vector=$([ $isa = scalar ] || echo '-mavx2 -mfma -mf16c')
+        for file in "$source"/kernels/$isa/*.c; do
+            object=$work/musl/$isa-$(basename "$file" .c).o
+            # shellcheck disable=SC2086 # a list of flags
+            musl-gcc -std=c17 -O1 -ffp-contract=off $vector -I"$source/include" -I"$source/dispatch" \
+                -c "$file" -o "$object"
+            kernels="$kernels $object"
+        done
+    done
+    with="$kernels $source/dispatch/*.c $source/kernels/drivers/*.c"
+    variant 'musl, static' musl-gcc -O1 -ffp-contract=off -DQKV_STATIC -DQKV_WITH_scalar \
+        -DQKV_WITH_avx2 -I"$source/dispatch" -static
+fi
+
+# The header in two files of one program, of old C and of C++, and no warning.
+pedantic() {
+    name=$1
+    shift
+    if "$@" -pedantic -Wall -Wextra -Werror -DQKV_STATIC -I"$source/include" -c \
+        "$source/tests/linking/header.c" -o "$work/one.o" 2>"$work/log" &&
+        "$@" -pedantic -Wall -Wextra -Werror -DQKV_STATIC -DSECOND -I"$source/include" -c \
+            "$source/tests/linking/header.c" -o "$work/two.o" 2>>"$work/log" &&
+        "$compiler" "$work/one.o" "$work/two.o" "$static" -lm -pthread -o "$work/program" \
+            2>>"$work/log" && "$work/program"; then
+        printf 'linking: %-28s right\n' "$name"
+    else
+        printf 'linking: %-28s FAILED\n' "$name"
+        cat "$work/log"
+        failed=1
+    fi
+}
+compiler=$1
+pedantic 'header, C11' "$@" -std=c11
+compiler=${CXX:-c++}
+if command -v "$compiler" >/dev/null; then
+    pedantic 'header, C++11' "$compiler" -x c++ -std=c++11
+    pedantic 'header, C++20' "$compiler" -x c++ -std=c++20
+fi
+
+# What pkg-config says is enough for a static program.
+pc=$(dirname "$shared")/../meson-private
+if command -v pkg-config >/dev/null && [ -f "$pc/qkv.pc" ]; then
+    case " $(PKG_CONFIG_PATH=$pc pkg-config --static --libs qkv) " in
+        *' -lm '*) printf 'linking: %-28s right\n' 'pkg-config --static' ;;
+        *) printf 'linking: pkg-config --static lacks -lm\n' && failed=1 ;;
+    esac
+fi
 
 cp "$shared" "$work/copy.so"
 if "$@" -std=c17 -D_GNU_SOURCE -I"$source/include" "$source/tests/linking/loaded.c" \
