@@ -50,7 +50,7 @@ typedef struct bench_wish {
     const bench_shape *shape;
     const qkv_kernels *kernels; /* also selected for the public functions */
     int threads;
-    int32_t dtype; /* of qkv_attention's tensors; queries are f32 beside 8 bits and less */
+    int32_t dtype; /* of all tensors; beside 8 bits and less of keys and values alone */
     bool cold;
 } bench_wish;
 

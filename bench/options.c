@@ -19,7 +19,7 @@ static const char help[] =
     "                    May be repeated. Default: P512, P1024c, D4096\n"
     "  --isa NAME        measure this ISA, may be repeated; default: all that run here\n"
     "  --kernel NAME     measure this one, may be repeated; default: all of --list\n"
-    "  --dtype TYPE      element type of qkv_attention: f32 (the default), f16, bf16; or of its\n"
+    "  --dtype TYPE      element type of public functions: f32 (the default), f16, bf16; or of\n"
     "                    keys and values alone: q8_0, i8, f8_e4m3, f8_e5m2, q4_0\n"
     "  --threads N       workers for qkv_attention, and for its limits; default: 1\n"
     "  --seconds S       time for one measurement, limits not counted; default: 0.35\n"

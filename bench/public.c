@@ -369,8 +369,11 @@ bool bench_make_attention(const bench_wish *wish, bench_case *c)
 /* ------------------------------------------------------- projection, layer */
 
 typedef struct layer_context {
-    bench_arena in, out;
-    float *x, *w, *y;
+    bench_arena exact;   /* input and weights as f32 */
+    bench_arena in, out; /* as the function gets them */
+    float *x, *w;        /* exact */
+    void *input, *weights, *y;
+    int32_t dtype;
     qkv_project_desc project;
     qkv_self_attention_desc layer;
     void *scratch;
@@ -380,22 +383,34 @@ typedef struct layer_context {
 static void layer_destroy(void *context)
 {
     layer_context *x = context;
+    free(x->exact.base);
     free(x->in.base);
     free(x->out.base);
     free(x->scratch);
     free(x);
 }
 
-static layer_context *layer_new(bench_case *c, int64_t inputs, int64_t weights, int64_t outputs)
+/* Weights of the standard deviation 'sigma'. */
+static layer_context *layer_new(const bench_wish *wish, bench_case *c, int64_t inputs,
+                                int64_t weights, float sigma, int64_t outputs)
 {
     layer_context *x = bench_alloc(sizeof *x);
+    x->dtype = wish->dtype;
+    x->exact = bench_arena_new(weights + inputs);
+    x->w = bench_take(&x->exact, weights);
+    x->x = bench_take(&x->exact, inputs);
     x->in = bench_arena_new(weights + inputs);
     x->out = bench_arena_new(outputs);
-    x->w = bench_take(&x->in, weights);
-    x->x = bench_take(&x->in, inputs);
+    const int64_t size = qkv_bytes(x->dtype, 1), round = 4 / size - 1;
+    x->weights = bench_take(&x->in, (weights + round) * size / 4);
+    x->input = bench_take(&x->in, (inputs + round) * size / 4);
     x->y = bench_take(&x->out, outputs);
     bench_fill_normal(x->x, inputs, 41);
     bench_fill_normal(x->w, weights, 42);
+    for (int64_t i = 0; i < weights; i++)
+        x->w[i] *= sigma;
+    narrow_row(x->dtype, x->x, x->input, NULL, inputs);
+    narrow_row(x->dtype, x->w, x->weights, NULL, weights);
     c->data = x->in.base;
     c->bytes = x->in.used;
     c->copies = 1;
@@ -423,8 +438,11 @@ static double project_error(void *context)
             const double exact =
                 bench_oracle_dot(x->x + i * p->in_dim, 1, x->w + col, out_dim, p->in_dim);
             const int64_t h = col / p->head_dim, d = col % p->head_dim;
-            const double got = (double)x->y[(h * p->rows + i) * p->head_dim + d];
-            worst = bench_oracle_worse(worst, fabs(got - exact));
+            const int64_t at = (h * p->rows + i) * p->head_dim + d;
+            float got;
+            qkv_widen_typed(plain(), x->dtype, (const char *)x->y + qkv_bytes(x->dtype, at), NULL,
+                            &got, 1);
+            worst = bench_oracle_worse(worst, fabs((double)got - exact));
         }
     return worst;
 }
@@ -438,16 +456,18 @@ bool bench_make_project(const bench_wish *wish, bench_case *c)
     const int64_t in_dim = s->product ? s->in_dim : model;
     const int64_t out_dim = s->product ? s->out_dim : model;
 
-    layer_context *x = layer_new(c, rows * in_dim, in_dim * out_dim, rows * out_dim);
+    if (is_cache_only(wish->dtype))
+        return false;
+    layer_context *x = layer_new(wish, c, rows * in_dim, in_dim * out_dim, 1.0f, rows * out_dim);
     x->project = (qkv_project_desc){
         .size = sizeof x->project,
         .rows = rows,
         .in_dim = in_dim,
         .heads = s->product ? 1 : s->q_heads,
         .head_dim = s->product ? out_dim : s->head_dim,
-        .input = {.data = x->x},
-        .linear = {.weight = x->w},
-        .out = {.data = x->y},
+        .input = {.data = x->input, .dtype = x->dtype},
+        .linear = {.weight = x->weights, .dtype = x->dtype},
+        .out = {.data = x->y, .dtype = x->dtype},
     };
     must(qkv_project_scratch_size(&x->project, &x->scratch_size), "qkv_project");
     x->scratch = scratch_new(x->scratch_size);
@@ -464,6 +484,13 @@ static void self_attention_run(void *context, int worker)
     must(qkv_self_attention(&x->layer, x->scratch, x->scratch_size), "qkv_self_attention");
 }
 
+/* The matrix that begins at element 'at' of the weights. */
+static qkv_linear linear_at(const layer_context *x, int64_t at)
+{
+    return (qkv_linear){.weight = (const char *)x->weights + qkv_bytes(x->dtype, at),
+                        .dtype = x->dtype};
+}
+
 static void self_attention_describe(layer_context *x, const bench_shape *s, int64_t model)
 {
     const int64_t wq = model * s->q_heads * s->head_dim;
@@ -478,12 +505,12 @@ static void self_attention_describe(layer_context *x, const bench_shape *s, int6
         .kv_heads = s->kv_heads,
         .head_dim = s->head_dim,
         .value_dim = s->value_dim,
-        .input = {.data = x->x},
-        .wq = {.weight = x->w},
-        .wk = {.weight = x->w + wq},
-        .wv = {.weight = x->w + wq + wk},
-        .wo = {.weight = x->w + wq + wk + wv},
-        .out = {.data = x->y},
+        .input = {.data = x->input, .dtype = x->dtype},
+        .wq = linear_at(x, 0),
+        .wk = linear_at(x, wq),
+        .wv = linear_at(x, wq + wk),
+        .wo = linear_at(x, wq + wk + wv),
+        .out = {.data = x->y, .dtype = x->dtype},
     };
 }
 
@@ -491,15 +518,15 @@ static void self_attention_describe(layer_context *x, const bench_shape *s, int6
 bool bench_make_self_attention(const bench_wish *wish, bench_case *c)
 {
     const bench_shape *s = wish->shape;
-    if (s->q_len != s->kv_len)
+    if (s->q_len != s->kv_len || is_cache_only(wish->dtype))
         return false;
     const int64_t model = s->q_heads * s->head_dim;
     const int64_t columns =
         s->q_heads * (s->head_dim + s->value_dim) + s->kv_heads * (s->head_dim + s->value_dim);
-    layer_context *x = layer_new(c, s->q_len * model, model * columns, s->q_len * model);
     /* Keeps the logits near unit variance. */
-    for (int64_t i = 0; i < model * columns; i++)
-        x->w[i] /= sqrtf((float)model);
+    const float sigma = 1.0f / sqrtf((float)model);
+    layer_context *x =
+        layer_new(wish, c, s->q_len * model, model * columns, sigma, s->q_len * model);
     self_attention_describe(x, s, model);
     must(qkv_self_attention_scratch_size(&x->layer, &x->scratch_size), "qkv_self_attention");
     x->scratch = scratch_new(x->scratch_size);

@@ -9,22 +9,9 @@ typedef struct linear_views {
     qkv_view weight, bias; /* bias.data NULL: none */
 } linear_views;
 
-/* A tensor that must be f32 here, for now. */
-static qkv_status view_f32(const qkv_tensor *tensor, int64_t batch, int64_t heads, int64_t rows,
-                           int64_t dim, qkv_access access, qkv_view *view)
-{
-    if (tensor->dtype == QKV_F16 || tensor->dtype == QKV_BF16)
-        return QKV_E_UNSUPPORTED;
-    return qkv_view_tensor(tensor, batch, heads, rows, dim, access, view);
-}
-
 static qkv_status check_linear(const qkv_linear *linear, int32_t flags, int64_t in, int64_t out,
                                linear_views *views)
 {
-    if (linear->dtype < QKV_F32 || linear->dtype > QKV_Q4_0)
-        return QKV_E_DTYPE;
-    if (linear->dtype != QKV_F32)
-        return QKV_E_UNSUPPORTED;
     if (linear->reserved != 0)
         return QKV_E_FLAGS;
 
@@ -34,8 +21,11 @@ static qkv_status check_linear(const qkv_linear *linear, int32_t flags, int64_t 
      * is a mistake in every program that does not compute nonsense. */
     if (linear->stride < 0 || (linear->stride > 0 && linear->stride < dim))
         return QKV_E_STRIDE;
-    qkv_status status = qkv_view_matrix(linear->weight, linear->stride > 0 ? linear->stride : dim,
-                                        rows, dim, QKV_INPUT, &views->weight);
+    const qkv_tensor matrix = {.data = (void *)(uintptr_t)linear->weight,
+                               .stride_row = linear->stride > 0 ? linear->stride : dim,
+                               .dtype = linear->dtype,
+                               .flags = QKV_TENSOR_STRIDED};
+    qkv_status status = qkv_view_tensor(&matrix, 1, 1, rows, dim, QKV_INPUT, &views->weight);
     views->bias = (qkv_view){.data = NULL};
     if (!status && linear->bias)
         status = qkv_view_matrix(linear->bias, out, 1, out, QKV_INPUT, &views->bias);
@@ -51,12 +41,13 @@ static qkv_projection projection_of(const qkv_linear *linear, int32_t flags, int
                             .weight_stride = linear->stride > 0 ? linear->stride
                                              : out_in           ? in
                                                                 : out,
+                            .weight_dtype = linear->dtype,
                             .weight_out_in = out_in};
 }
 
-static size_t projection_bytes(void)
+static size_t projection_bytes(int32_t out_dtype)
 {
-    return (size_t)qkv_projection_scratch() * sizeof(float);
+    return (size_t)qkv_projection_scratch(out_dtype) * sizeof(float);
 }
 
 /* ------------------------------------------------------------ qkv_project */
@@ -86,12 +77,13 @@ static qkv_status check_project(const qkv_project_desc *desc, project_problem *p
     if (!qkv_mul(d.heads, d.head_dim, &columns))
         return QKV_E_OVERFLOW;
     p->projection = projection_of(&d.linear, d.flags, d.in_dim, columns);
-    status = view_f32(&d.input, d.batch, 1, d.rows, d.in_dim, QKV_INPUT, &p->projection.input);
+    status =
+        qkv_view_tensor(&d.input, d.batch, 1, d.rows, d.in_dim, QKV_INPUT, &p->projection.input);
     if (!status)
         status = check_linear(&d.linear, d.flags, d.in_dim, columns, &p->linear);
     if (!status)
-        status =
-            view_f32(&d.out, d.batch, d.heads, d.rows, d.head_dim, QKV_OUTPUT, &p->projection.out);
+        status = qkv_view_tensor(&d.out, d.batch, d.heads, d.rows, d.head_dim, QKV_OUTPUT,
+                                 &p->projection.out);
     if (status)
         return status;
 
@@ -104,7 +96,8 @@ static qkv_status check_project(const qkv_project_desc *desc, project_problem *p
 
 static size_t project_need(const project_problem *p)
 {
-    return qkv_view_empty(&p->projection.out) ? 0 : projection_bytes();
+    const qkv_view *out = &p->projection.out;
+    return qkv_view_empty(out) ? 0 : projection_bytes(out->dtype);
 }
 
 qkv_status qkv_project_scratch_size(const qkv_project_desc *desc, size_t *bytes)
@@ -194,7 +187,7 @@ static qkv_status check_layer_tensors(const qkv_self_attention_desc *d, const la
     const int64_t outs[WEIGHTS] = {w->q, w->k, w->v, d->out_dim};
 
     qkv_status status =
-        view_f32(&d->input, d->batch, 1, d->seq_len, d->model_dim, QKV_INPUT, &p->input);
+        qkv_view_tensor(&d->input, d->batch, 1, d->seq_len, d->model_dim, QKV_INPUT, &p->input);
     p->has_wo = d->wo.weight != NULL;
     for (int i = 0; i < WEIGHTS && !status; i++) {
         if (i == WO && !p->has_wo)
@@ -203,12 +196,12 @@ static qkv_status check_layer_tensors(const qkv_self_attention_desc *d, const la
         p->projection[i] = projection_of(linears[i], d->flags, ins[i], outs[i]);
     }
     if (!status)
-        status = view_f32(&d->out, d->batch, 1, d->seq_len, p->has_wo ? d->out_dim : w->joined,
-                          QKV_OUTPUT, &p->out);
+        status = qkv_view_tensor(&d->out, d->batch, 1, d->seq_len,
+                                 p->has_wo ? d->out_dim : w->joined, QKV_OUTPUT, &p->out);
     if (!status && d->lse.data && d->lse.dtype != QKV_F32)
         status = QKV_E_DTYPE;
     if (!status && d->lse.data)
-        status = view_f32(&d->lse, d->batch, d->q_heads, d->seq_len, 1, QKV_OUTPUT, &p->lse);
+        status = qkv_view_tensor(&d->lse, d->batch, d->q_heads, d->seq_len, 1, QKV_OUTPUT, &p->lse);
     return status;
 }
 
@@ -274,7 +267,11 @@ static qkv_status lay_out_layer(const qkv_self_attention_desc *d, const layer_wi
                                 .head_dim = d->head_dim,
                                 .value_dim = d->value_dim,
                                 .causal = (d->flags & QKV_CAUSAL) != 0,
+                                .narrow = !p->has_wo && p->out.dtype != QKV_F32,
                                 .scale_log2 = p->attention.scale_log2};
+    /* All in between is f32; without Wo attention writes the output itself. */
+    if (!p->has_wo)
+        p->attention.out.dtype = p->out.dtype;
     size_t used = 0;
     if (!reserve(&used, d->seq_len, w->q, &p->q_at) ||
         !reserve(&used, d->seq_len, w->k, &p->k_at) ||
@@ -284,8 +281,8 @@ static qkv_status lay_out_layer(const qkv_self_attention_desc *d, const layer_wi
 
     p->kernels = qkv_kernels_active();
     p->plan = qkv_plan_attention(&p->attention, p->kernels);
-    const size_t work =
-        p->plan.worker_bytes > projection_bytes() ? p->plan.worker_bytes : projection_bytes();
+    const size_t project = projection_bytes(p->has_wo ? p->out.dtype : QKV_F32);
+    const size_t work = p->plan.worker_bytes > project ? p->plan.worker_bytes : project;
     if (used > (size_t)PTRDIFF_MAX - work)
         return QKV_E_OVERFLOW;
     p->work_at = used;

@@ -125,6 +125,66 @@ void tensor_only_rows_written(const char *what, const tensor *t)
         fail_with("%s: memory between its rows has been written", what);
 }
 
+/* ------------------------------------------------------ tensors of 16 bits */
+
+void narrow_16(int32_t dtype, const float *x, uint16_t *y, int64_t n)
+{
+    const qkv_kernels *scalar = qkv_kernels_of(QKV_ISA_scalar);
+    (dtype == QKV_F16 ? scalar->narrow_f16 : scalar->narrow_bf16)(x, y, n);
+}
+
+void widen_16(int32_t dtype, const uint16_t *x, float *y, int64_t n)
+{
+    const qkv_kernels *scalar = qkv_kernels_of(QKV_ISA_scalar);
+    (dtype == QKV_F16 ? scalar->widen_f16 : scalar->widen_bf16)(x, y, n);
+}
+
+static qkv_tensor same_view(const tensor *t, int32_t dtype, uint16_t *data)
+{
+    qkv_tensor desc = t->desc;
+    desc.data = data;
+    desc.dtype = dtype;
+    return desc;
+}
+
+qkv_tensor tensor_stored(const tensor *t, int32_t dtype, int slot, int place)
+{
+    if (dtype == QKV_F32)
+        return t->desc;
+    uint16_t *copy = guarded_16(slot, t->extent, place);
+    for_each_row(t, b, h, i)
+    {
+        float *row = tensor_row(t, b, h, i);
+        narrow_16(dtype, row, copy + (row - t->data), t->dim);
+        widen_16(dtype, copy + (row - t->data), row, t->dim);
+    }
+    return same_view(t, dtype, copy);
+}
+
+enum { UNWRITTEN = 0x5a };
+
+qkv_tensor tensor_narrow(const tensor *t, int32_t dtype, int slot, int place)
+{
+    uint16_t *data = guarded_16(slot, t->extent, place);
+    memset(data, UNWRITTEN, (size_t)t->extent * sizeof *data);
+    return same_view(t, dtype, data);
+}
+
+void tensor_expect_rounded(const char *what, const tensor *t, const qkv_tensor *narrow)
+{
+    const size_t bytes = (size_t)t->extent * sizeof(uint16_t);
+    uint16_t *want = malloc(bytes + 1);
+    memset(want, UNWRITTEN, bytes);
+    for_each_row(t, b, h, i)
+    {
+        const float *row = tensor_row(t, b, h, i);
+        narrow_16(narrow->dtype, row, want + (row - t->data), t->dim);
+    }
+    if (memcmp(narrow->data, want, bytes) != 0)
+        fail_with("%s is not the f32 output rounded, with nothing between its rows", what);
+    free(want);
+}
+
 void tensor_expect(const char *what, const tensor *t, const double *want, const double *bound)
 {
     for_each_row(t, b, h, i)

@@ -43,6 +43,19 @@ void tensor_expect(const char *what, const tensor *t, const double *want, const 
 void tensor_expect_bits(const char *what, const tensor *t, const tensor *other);
 void tensor_only_rows_written(const char *what, const tensor *t);
 
+/*
+ * Tensors of 16 bits, with the strides of an f32 one. tensor_stored rounds the
+ * rows of 't' where they lie and returns a copy in guarded_16(slot, ...) of the
+ * same numbers; for f32 it returns 't' itself. tensor_narrow is an output;
+ * tensor_expect_rounded fails unless it holds the rows of 't' rounded once, and
+ * nothing else of it has been written.
+ */
+void narrow_16(int32_t dtype, const float *x, uint16_t *y, int64_t n);
+void widen_16(int32_t dtype, const uint16_t *x, float *y, int64_t n);
+qkv_tensor tensor_stored(const tensor *t, int32_t dtype, int slot, int place);
+qkv_tensor tensor_narrow(const tensor *t, int32_t dtype, int slot, int place);
+void tensor_expect_rounded(const char *what, const tensor *t, const qkv_tensor *narrow);
+
 typedef struct shape {
     int64_t batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim;
     bool causal, in_place, no_lse;

@@ -10,66 +10,22 @@
 
 enum { SLOT_QUERY = SLOT_FREE, SLOT_KEY, SLOT_VALUE, SLOT_OUT };
 
-static void narrow(int32_t dtype, const float *x, uint16_t *y, int64_t n)
-{
-    const qkv_kernels *scalar = qkv_kernels_of(QKV_ISA_scalar);
-    (dtype == QKV_F16 ? scalar->narrow_f16 : scalar->narrow_bf16)(x, y, n);
-}
-
-static void widen(int32_t dtype, const uint16_t *x, float *y, int64_t n)
-{
-    const qkv_kernels *scalar = qkv_kernels_of(QKV_ISA_scalar);
-    (dtype == QKV_F16 ? scalar->widen_f16 : scalar->widen_bf16)(x, y, n);
-}
-
-/*
- * Rounds a tensor to a type where it lies and returns a packed copy in that
- * type, flush against a page that may not be touched; for f32 the tensor.
- */
-static qkv_tensor stored_as(int32_t dtype, int slot, const tensor *t)
-{
-    if (dtype == QKV_F32)
-        return t->desc;
-    const int64_t n = t->count[0] * t->count[1] * t->count[2] * t->dim;
-    uint16_t *copy = guarded_bytes(slot, (size_t)n * sizeof *copy, PLACE_AT_END), *at = copy;
-    for (int64_t b = 0; b < t->count[0]; b++)
-        for (int64_t h = 0; h < t->count[1]; h++)
-            for (int64_t i = 0; i < t->count[2]; i++, at += t->dim) {
-                float *row = tensor_row(t, b, h, i);
-                narrow(dtype, row, at, t->dim);
-                widen(dtype, at, row, t->dim);
-            }
-    return (qkv_tensor){.data = copy, .dtype = dtype};
-}
-
 /* On every ISA: a 16-bit output has the bits of the f32 output, rounded. */
 static void check_narrow_output(problem *p, int32_t dtype)
 {
-    const shape *s = &p->s;
-    const int64_t n = s->batch * s->q_heads * s->q_len * s->value_dim;
     const qkv_tensor wide = p->desc.out;
-    uint16_t *want = scratch_alloc((size_t)n * sizeof *want);
     for_each_isa(isa)
     {
         problem_reset(p);
         if (problem_run(p) != QKV_OK)
             fail_with("f32 output: refused");
-        uint16_t *at = want;
-        for (int64_t b = 0; b < s->batch; b++)
-            for (int64_t h = 0; h < s->q_heads; h++)
-                for (int64_t i = 0; i < s->q_len; i++, at += s->value_dim)
-                    narrow(dtype, tensor_row(&p->out, b, h, i), at, s->value_dim);
-
-        uint16_t *got = guarded_bytes(SLOT_OUT, (size_t)n * sizeof *got, PLACE_AT_END);
-        p->desc.out = (qkv_tensor){.data = got, .dtype = dtype};
+        p->desc.out = tensor_narrow(&p->out, dtype, SLOT_OUT, PLACE_AT_END);
         if (problem_run(p) != QKV_OK)
             fail_with("16-bit output: refused");
-        p->desc.out = wide;
         guards_intact();
-        if (memcmp(got, want, (size_t)n * sizeof *got) != 0)
-            fail_with("16-bit output is not the f32 output rounded");
+        tensor_expect_rounded("16-bit output", &p->out, &p->desc.out);
+        p->desc.out = wide;
     }
-    free(want);
 }
 
 static void check_types(shape s, rng *r)
@@ -78,9 +34,9 @@ static void check_types(shape s, rng *r)
     const int32_t key = (int32_t)rng_int(r, QKV_F32, QKV_BF16);
     const int32_t value = (int32_t)rng_int(r, QKV_F32, QKV_BF16);
     problem p = problem_make(s, r);
-    p.desc.query = stored_as(query, SLOT_QUERY, &p.query);
-    p.desc.key = stored_as(key, SLOT_KEY, &p.key);
-    p.desc.value = stored_as(value, SLOT_VALUE, &p.value);
+    p.desc.query = tensor_stored(&p.query, query, SLOT_QUERY, PLACE_AT_END);
+    p.desc.key = tensor_stored(&p.key, key, SLOT_KEY, PLACE_AT_END);
+    p.desc.value = tensor_stored(&p.value, value, SLOT_VALUE, PLACE_AT_END);
     problem_check(&p);
     check_narrow_output(&p, (int32_t)rng_int(r, QKV_F16, QKV_BF16));
 }

@@ -10,6 +10,8 @@
 #include "npy.h"
 
 enum { SLOT_INPUT, SLOT_W, SLOT_OUT, SLOT_BIAS, SLOT_LSE };
+/* The same in 16 bits: after SLOT_FREE, which is for what a test needs else. */
+enum { SLOT_INPUT_16 = SLOT_FREE + 4, SLOT_OUT_16, SLOT_W_16 };
 enum { D_X, D_Y, D_BOUND };
 
 /* -------------------------------------------------------------- projection */
@@ -19,6 +21,7 @@ typedef struct project_case {
     layout input, out;
     bool out_in, bias;
     int place;
+    int32_t x_type, w_type, y_type;
 } project_case;
 
 /* The weights as the oracle takes them, [in][out], from either storage. */
@@ -31,13 +34,28 @@ static float *weights_in_out(const float *w, int64_t stride, int64_t in, int64_t
     return copy;
 }
 
+/* With an output of 16 bits it is the f32 output 'y', rounded. */
+static void check_project_rounded(const qkv_project_desc *wide, const tensor *y, int32_t dtype,
+                                  int place)
+{
+    qkv_project_desc d = *wide;
+    size_t bytes = 0;
+    d.out = tensor_narrow(y, dtype, SLOT_OUT_16, place);
+    cr_assert_eq(qkv_project_scratch_size(&d, &bytes), QKV_OK);
+    cr_assert_eq(qkv_project(&d, guarded_bytes(SLOT_SCRATCH, bytes, PLACE_AT_START), bytes),
+                 QKV_OK);
+    guards_intact();
+    tensor_expect_rounded("16-bit output", y, &d.out);
+}
+
 static void check_project(rng *r, project_case c)
 {
     context("qkv_project: batch %lld, rows %lld, in %lld, heads %lld, dim %lld, pad %lld, "
-            "layouts %d %d, %s, bias %d, place %d",
+            "layouts %d %d, %s, bias %d, place %d, types %d %d %d",
             (long long)c.batch, (long long)c.rows, (long long)c.in, (long long)c.heads,
             (long long)c.dim, (long long)c.pad, (int)c.input, (int)c.out,
-            c.out_in ? "[out][in]" : "[in][out]", c.bias, c.place);
+            c.out_in ? "[out][in]" : "[in][out]", c.bias, c.place, (int)c.x_type, (int)c.w_type,
+            (int)c.y_type);
     const int64_t width = c.heads * c.dim;
     const int64_t w_rows = c.out_in ? width : c.in, w_cols = c.out_in ? c.in : width;
     const int64_t w_stride = w_cols + c.pad;
@@ -49,6 +67,10 @@ static void check_project(rng *r, project_case c)
     for (int64_t k = 0; k < w_rows; k++)
         fill_normal(r, w + k * w_stride, w_cols, 0.5f);
     fill_normal(r, bias, width, 3.0f);
+    const qkv_tensor input = tensor_stored(&x, c.x_type, SLOT_INPUT_16, c.place);
+    const int64_t w_counts[3] = {1, 1, w_rows}, w_strides[3] = {0, 0, w_stride};
+    const tensor matrix = tensor_at(w, w_counts, w_strides, w_cols);
+    const void *weight = tensor_stored(&matrix, c.w_type, SLOT_W_16, c.place).data;
 
     float *plain = weights_in_out(w, w_stride, c.in, width, c.out_in);
     double *want = doubles(D_Y, c.batch * c.rows * width);
@@ -57,17 +79,19 @@ static void check_project(rng *r, project_case c)
                   c.in, width, want, bound);
     free(plain);
 
-    const qkv_project_desc d = {
-        .size = sizeof d,
-        .flags = c.out_in ? QKV_WEIGHT_OUT_IN : 0,
-        .batch = c.batch,
-        .rows = c.rows,
-        .in_dim = c.in,
-        .heads = c.heads,
-        .head_dim = c.dim,
-        .input = x.desc,
-        .linear = {.weight = w, .stride = c.pad ? w_stride : 0, .bias = c.bias ? bias : NULL},
-        .out = y.desc};
+    const qkv_project_desc d = {.size = sizeof d,
+                                .flags = c.out_in ? QKV_WEIGHT_OUT_IN : 0,
+                                .batch = c.batch,
+                                .rows = c.rows,
+                                .in_dim = c.in,
+                                .heads = c.heads,
+                                .head_dim = c.dim,
+                                .input = input,
+                                .linear = {.weight = weight,
+                                           .stride = c.pad ? w_stride : 0,
+                                           .bias = c.bias ? bias : NULL,
+                                           .dtype = c.w_type},
+                                .out = y.desc};
     for_each_isa(isa)
     {
         size_t bytes = 0;
@@ -87,6 +111,8 @@ static void check_project(rng *r, project_case c)
                 }
             }
         }
+        if (c.y_type != QKV_F32)
+            check_project_rounded(&d, &y, c.y_type, c.place);
         tensor_only_rows_written("out", &y);
         tally(isa, 1);
     }
@@ -117,10 +143,81 @@ Test(layer, project)
                                          .out_in = rng_int(&r, 0, 1),
                                          .bias = rng_int(&r, 0, 1),
                                          .place = (int)rng_int(&r, 0, PLACES - 1)});
+    for (int64_t i = effort_cases(150); i > 0; i--)
+        check_project(&r, (project_case){.batch = rng_int(&r, 1, 3),
+                                         .rows = rng_int(&r, 1, i % 4 ? 20 : 300),
+                                         .in = rng_int(&r, 1, i % 8 ? 90 : 600),
+                                         .heads = rng_int(&r, 1, 4),
+                                         .dim = rng_int(&r, 1, i % 5 ? 80 : 300),
+                                         .pad = rng_int(&r, 0, 4),
+                                         .input = (layout)rng_int(&r, 0, LAYOUTS - 1),
+                                         .out = (layout)rng_int(&r, 0, LAYOUT_PADDED),
+                                         .out_in = rng_int(&r, 0, 1),
+                                         .bias = rng_int(&r, 0, 1),
+                                         .place = (int)rng_int(&r, 0, PLACES - 1),
+                                         .x_type = (int32_t)rng_int(&r, QKV_F32, QKV_BF16),
+                                         .w_type = (int32_t)rng_int(&r, QKV_F32, QKV_BF16),
+                                         .y_type = (int32_t)rng_int(&r, QKV_F32, QKV_BF16)});
     check_project(&r, (project_case){.batch = 1, .rows = 2, .in = 4100, .heads = 1, .dim = 7});
     check_project(
         &r,
         (project_case){.batch = 1, .rows = 3, .in = 8, .heads = 3, .dim = 300, .out = LAYOUT_BSHD});
+}
+
+/* The bits of a row do not depend on how many rows there are, whatever the types. */
+static void check_rows_alone(rng *r, int64_t rows, int64_t in, int64_t out, bool out_in)
+{
+    const int32_t type = (int32_t)rng_int(r, QKV_F32, QKV_BF16);
+    const int32_t y_type = (int32_t)rng_int(r, QKV_F32, QKV_BF16);
+    context("rows alone: rows %lld, in %lld, out %lld, %s, types %d %d", (long long)rows,
+            (long long)in, (long long)out, out_in ? "[out][in]" : "[in][out]", (int)type,
+            (int)y_type);
+    tensor x = tensor_make(SLOT_INPUT, 1, 1, rows, in, LAYOUT_PACKED, PLACE_AT_END);
+    tensor w = tensor_make(SLOT_W, 1, 1, out_in ? out : in, out_in ? in : out, LAYOUT_PACKED,
+                           PLACE_AT_END);
+    tensor_fill(&x, r, 1.0f);
+    tensor_fill(&w, r, 1.0f);
+    const size_t row_bytes = (size_t)out * (y_type == QKV_F32 ? 4 : 2);
+    const qkv_tensor input = tensor_stored(&x, type, SLOT_INPUT_16, PLACE_AT_END);
+    const size_t x_bytes = (size_t)in * (type == QKV_F32 ? 4 : 2);
+    qkv_project_desc d = {
+        .size = sizeof d,
+        .flags = out_in ? QKV_WEIGHT_OUT_IN : 0,
+        .rows = rows,
+        .in_dim = in,
+        .head_dim = out,
+        .input = input,
+        .linear = {.weight = tensor_stored(&w, type, SLOT_W_16, PLACE_AT_END).data, .dtype = type},
+        .out = {.dtype = y_type}};
+    for_each_isa(isa)
+    {
+        size_t bytes = 0;
+        char *all = guarded_bytes(SLOT_OUT, (size_t)rows * row_bytes, PLACE_AT_END);
+        qkv_project_desc one = d;
+        one.rows = 1;
+        d.out.data = all;
+        cr_assert_eq(qkv_project_scratch_size(&d, &bytes), QKV_OK);
+        void *scratch = guarded_bytes(SLOT_SCRATCH, bytes, PLACE_AT_START);
+        cr_assert_eq(qkv_project(&d, scratch, bytes), QKV_OK);
+        for (int64_t i = 0; i < rows; i++) {
+            one.input.data = (char *)input.data + (size_t)i * x_bytes;
+            one.out.data = guarded_bytes(SLOT_OUT_16, row_bytes, PLACE_AT_END);
+            cr_assert_eq(qkv_project(&one, scratch, bytes), QKV_OK);
+            guards_intact();
+            if (memcmp(one.out.data, all + (size_t)i * row_bytes, row_bytes) != 0)
+                fail_with("%s: row %lld is another one alone", qkv_isa_name(), (long long)i);
+        }
+        tally(isa, 1);
+    }
+}
+
+Test(layer, rows_alone)
+{
+    rng r = rng_make("rows alone");
+    for (int64_t rows = 2; rows <= 34; rows++)
+        if (effort_takes(rows))
+            check_rows_alone(&r, rows, rng_int(&r, 1, rows % 3 ? 70 : 700), rng_int(&r, 1, 300),
+                             rows % 2);
 }
 
 /* Empty batches write nothing; a default batch and head are 1. */
@@ -158,12 +255,25 @@ typedef struct layer_case {
     int64_t batch, len, model, q_heads, kv_heads, head_dim, value_dim, out_dim;
     bool causal, out_in, bias, wo, lse;
     layout input, out;
+    int32_t x_type, w_type[4], y_type;
 } layer_case;
 
 typedef struct layer_weights {
     float *in_out[4], *stored[4], *bias[4]; /* q, k, v, o */
+    void *typed[4];                         /* 'stored' in w_type */
     int64_t in[4], out[4];
 } layer_weights;
+
+/* The same numbers in a type, which they are rounded to first. */
+static void *store_weights(int32_t dtype, float *w, int64_t n)
+{
+    if (dtype == QKV_F32)
+        return w;
+    uint16_t *copy = malloc((size_t)n * sizeof *copy);
+    narrow_16(dtype, w, copy, n);
+    widen_16(dtype, copy, w, n);
+    return copy;
+}
 
 static layer_weights make_weights(rng *r, const layer_case *c)
 {
@@ -176,6 +286,7 @@ static layer_weights make_weights(rng *r, const layer_case *c)
         w.bias[i] = malloc((size_t)w.out[i] * sizeof(float));
         fill_normal(r, w.stored[i], n, 1.0f / sqrtf((float)w.in[i]));
         fill_normal(r, w.bias[i], w.out[i], 0.5f);
+        w.typed[i] = store_weights(c->w_type[i], w.stored[i], n);
         w.in_out[i] = weights_in_out(w.stored[i], c->out_in ? w.in[i] : w.out[i], w.in[i], w.out[i],
                                      c->out_in);
     }
@@ -185,6 +296,8 @@ static layer_weights make_weights(rng *r, const layer_case *c)
 static void free_weights(layer_weights *w)
 {
     for (int i = 0; i < 4; i++) {
+        if (w->typed[i] != w->stored[i])
+            free(w->typed[i]);
         free(w->stored[i]);
         free(w->in_out[i]);
         free(w->bias[i]);
@@ -301,26 +414,42 @@ static qkv_self_attention_desc describe(const layer_case *c, const layer_weights
                                  .out = y->desc};
     qkv_linear *linears[] = {&d.wq, &d.wk, &d.wv, &d.wo};
     for (int i = 0; i < (c->wo ? 4 : 3); i++)
-        *linears[i] = (qkv_linear){.weight = w->stored[i], .bias = c->bias ? w->bias[i] : NULL};
+        *linears[i] = (qkv_linear){
+            .weight = w->typed[i], .bias = c->bias ? w->bias[i] : NULL, .dtype = c->w_type[i]};
     if (c->lse)
         d.lse = lse->desc;
     return d;
 }
 
+static void check_layer_rounded(const qkv_self_attention_desc *wide, const tensor *y, int32_t dtype)
+{
+    qkv_self_attention_desc d = *wide;
+    size_t bytes = 0;
+    d.out = tensor_narrow(y, dtype, SLOT_OUT_16, PLACE_AT_END);
+    cr_assert_eq(qkv_self_attention_scratch_size(&d, &bytes), QKV_OK);
+    cr_assert_eq(qkv_self_attention(&d, guarded_bytes(SLOT_SCRATCH, bytes, PLACE_AT_START), bytes),
+                 QKV_OK);
+    guards_intact();
+    tensor_expect_rounded("16-bit output", y, &d.out);
+}
+
 static void check_layer(rng *r, layer_case c)
 {
     context("qkv_self_attention: batch %lld, len %lld, model %lld, heads %lld/%lld, head_dim %lld, "
-            "value_dim %lld, out_dim %lld, causal %d, %s, bias %d, wo %d",
+            "value_dim %lld, out_dim %lld, causal %d, %s, bias %d, wo %d, types %d %d %d %d %d %d",
             (long long)c.batch, (long long)c.len, (long long)c.model, (long long)c.q_heads,
             (long long)c.kv_heads, (long long)c.head_dim, (long long)c.value_dim,
-            (long long)c.out_dim, c.causal, c.out_in ? "[out][in]" : "[in][out]", c.bias, c.wo);
+            (long long)c.out_dim, c.causal, c.out_in ? "[out][in]" : "[in][out]", c.bias, c.wo,
+            (int)c.x_type, (int)c.w_type[0], (int)c.w_type[1], (int)c.w_type[2], (int)c.w_type[3],
+            (int)c.y_type);
     layer_weights w = make_weights(r, &c);
     const int64_t width = c.wo ? c.out_dim : c.q_heads * c.value_dim;
     tensor x = tensor_make(SLOT_INPUT, c.batch, 1, c.len, c.model, c.input, PLACE_AT_END);
     tensor y = tensor_make(SLOT_OUT, c.batch, 1, c.len, width, c.out, PLACE_AT_END);
     tensor lse = tensor_make(SLOT_LSE, c.batch, c.q_heads, c.len, 1, LAYOUT_PADDED, PLACE_AT_END);
     tensor_fill(&x, r, 1.0f);
-    const qkv_self_attention_desc d = describe(&c, &w, &x, &y, &lse);
+    qkv_self_attention_desc d = describe(&c, &w, &x, &y, &lse);
+    d.input = tensor_stored(&x, c.x_type, SLOT_INPUT_16, PLACE_AT_END);
     const double *inputs = tensor_doubles(&x, D_X);
     layer_answer answers[4];
     for (int64_t b = 0; b < c.batch; b++)
@@ -346,6 +475,8 @@ static void check_layer(rng *r, layer_case c)
                     expect_close("lse", tensor_row(&lse, b, h, i), &answers[b].lse[h * c.len + i],
                                  &answers[b].lse_bound[h * c.len + i], 1);
         }
+        if (c.y_type != QKV_F32)
+            check_layer_rounded(&d, &y, c.y_type);
         tensor_only_rows_written("out", &y);
         tensor_only_rows_written("lse", &lse);
         tally(isa, 1);
@@ -384,6 +515,19 @@ Test(layer, self_attention)
     rng r = rng_make("layer");
     for (int64_t i = effort_cases(120); i > 0; i--)
         check_layer(&r, random_layer(&r));
+}
+
+Test(layer, self_attention_types)
+{
+    rng r = rng_make("layer types");
+    for (int64_t i = effort_cases(120); i > 0; i--) {
+        layer_case c = random_layer(&r);
+        c.x_type = (int32_t)rng_int(&r, QKV_F32, QKV_BF16);
+        c.y_type = (int32_t)rng_int(&r, QKV_F32, QKV_BF16);
+        for (int k = 0; k < 4; k++)
+            c.w_type[k] = (int32_t)rng_int(&r, QKV_F32, QKV_BF16);
+        check_layer(&r, c);
+    }
 }
 
 Test(layer, empty_sequence)
@@ -559,6 +703,7 @@ static void check_model(const char *input, bool whole)
         weights[i] = load(names[i][0]);
         biases[i] = load(names[i][1]);
         w.in_out[i] = w.stored[i] = weights[i].data;
+        w.typed[i] = w.stored[i];
         w.bias[i] = biases[i].data;
     }
     double *inputs = zeros(x.count);

@@ -249,10 +249,9 @@ QKV_API qkv_status qkv_weighted_sum(const float *weights, int64_t weights_stride
 /* --------------------------------------------------------------- tensors */
 
 /*
- * Element types. qkv_attention() takes QKV_F32, QKV_F16 and QKV_BF16 in every
- * tensor, each on its own (but 'lse' is f32), and in keys and values also the
- * others up to QKV_Q4_0; qkv_project() and qkv_self_attention() take f32
- * alone. Inputs convert to f32 exactly (with QKV_I8 a product with the scale
+ * Element types. QKV_F32, QKV_F16 and QKV_BF16 are taken in every tensor and
+ * weight matrix, each on its own (but 'lse' and biases are f32), and by
+ * qkv_attention() the others up to QKV_Q4_0 in keys and values too. Inputs convert to f32 exactly (with QKV_I8 a product with the scale
  * is rounded once), arithmetic is f32, and a 16-bit output is the f32 result
  * rounded once, to nearest, ties to even. Storage types are plain integers:
  * nothing here needs a compiler that knows half precision.
@@ -788,7 +787,7 @@ typedef struct qkv_linear {
     const void *weight;
     int64_t stride;
     const float *bias; /* 'out' elements, or NULL */
-    int32_t dtype;     /* of 'weight': QKV_F32 */
+    int32_t dtype;     /* of 'weight': QKV_F32, QKV_F16 or QKV_BF16 */
     int32_t reserved;  /* 0 */
 } qkv_linear;
 
@@ -818,8 +817,11 @@ typedef struct qkv_project_desc {
  * scratch memory it needs, which does not grow with the sizes without
  * bound. 'out' and 'scratch' overlap nothing.
  *
+ * The bits of an output row depend on its input row, in_dim, the weights, the
+ * bias and the ISA, and on nothing else: not on how many rows there are.
  * Error: |out - exact| <= (n + 2) 2^-24 (sum |x_d w_d| + |bias|) with
- * n = in_dim (beyond 4096 summed in blocks, as in qkv_dot()).
+ * n = in_dim (beyond 4096 summed in blocks, as in qkv_dot()); an output of 16
+ * bits is that, rounded once.
  * Returns QKV_OK, or QKV_E_NULL / _SIZE / _FLAGS / _SHAPE / _STRIDE / _DTYPE
  * / _ALIGN / _OVERLAP / _OVERFLOW / _SCRATCH / _UNSUPPORTED, in which case
  * nothing is written. Since 0.1.
@@ -859,8 +861,10 @@ typedef struct qkv_self_attention_desc {
 
 /*
  * qkv_self_attention() computes the layer. Its scratch memory holds the
- * queries, keys, values and joined heads of one sequence, so it grows with
- * seq_len (not with batch). 'out' may not overlap an input.
+ * queries, keys, values and joined heads of one sequence as f32, so it grows
+ * with seq_len (not with batch). 'out' may not overlap an input. Of 'input',
+ * the weights and 'out' each may have a type of its own; only 'out' is rounded
+ * to it.
  * Errors as in qkv_project() and qkv_attention(). Since 0.1.
  */
 QKV_API qkv_status qkv_self_attention_scratch_size(const qkv_self_attention_desc *desc,

@@ -13,22 +13,33 @@
  * of input rows stays beside them. Weights are copied, and inputs where their
  * rows lie a multiple of 4 KiB apart, because in place they would fall into a
  * few sets of every cache and evict each other.
+ *
+ * All arithmetic is f32. Weights and inputs of 16 bits are widened as they are
+ * copied, once a run. An output of 16 bits is made in f32, as many rows and
+ * columns as fit a block of scratch memory over their whole depth, and then
+ * rounded: so its bits are those of the f32 output, rounded once.
  */
 #include "project.h"
 
 #include <string.h>
+
+#include "typed.h"
 
 enum {
     DEPTH_RUN = 256,  /* so that a panel takes 8 to 32 KiB */
     COLUMN_RUN = 256, /* a multiple of every gemm_cols */
     ROW_RUN = 128,
     PANEL_PAD = 32, /* the widest gemm_cols: see panel_stride() */
-    PACKED_RUN = DEPTH_RUN * COLUMN_RUN + COLUMN_RUN / 8 * PANEL_PAD
+    PACKED_RUN = DEPTH_RUN * COLUMN_RUN + COLUMN_RUN / 8 * PANEL_PAD,
+    WIDE_RUN = 4 * DEPTH_RUN, /* rows of weights as f32, on their way to a panel */
+    WIDE_ROWS = 256,          /* most rows of an output that is made in f32 first */
+    WIDE_OUT = WIDE_ROWS * COLUMN_RUN,
+    SUMS = 2 * PACKED_RUN + DEPTH_RUN * ROW_RUN + WIDE_RUN
 };
 
-int64_t qkv_projection_scratch(void)
+int64_t qkv_projection_scratch(int32_t out_dtype)
 {
-    return 2 * PACKED_RUN + DEPTH_RUN * ROW_RUN;
+    return out_dtype == QKV_F32 ? SUMS : SUMS + WIDE_OUT;
 }
 
 static int64_t min(int64_t a, int64_t b)
@@ -69,13 +80,26 @@ static int64_t panel_stride(int64_t panel_cols, weight_run run)
     return run.depths * panel_cols + panel_cols;
 }
 
-/* Weights stored [in][out]: along each row once, a part to each panel. */
-static void pack_in_out(const qkv_projection *p, int64_t panel_cols, weight_run run, int64_t first,
-                        float *packed)
+/* Where weights lie as f32: in place, or 'n' of them widened to 'wide'. */
+static const float *weights_at(const qkv_projection *p, const qkv_kernels *k, int64_t row,
+                               int64_t column, int64_t n, float *wide)
 {
-    for (int64_t k = first; k < run.depths; k++) {
-        const float *w = p->weight + (run.depth + k) * p->weight_stride + run.column;
-        float *panel = packed + k * panel_cols;
+    const int64_t at = qkv_bytes(p->weight_dtype, row * p->weight_stride + column);
+    const void *w = (const char *)p->weight + at;
+    if (p->weight_dtype == QKV_F32)
+        return w;
+    qkv_widen_typed(k, p->weight_dtype, w, NULL, wide, n);
+    return wide;
+}
+
+/* Weights stored [in][out]: along each row once, a part to each panel. */
+static void pack_in_out(const qkv_projection *p, const qkv_kernels *k, weight_run run,
+                        int64_t first, float *packed, float *wide)
+{
+    const int64_t panel_cols = k->gemm_cols;
+    for (int64_t d = first; d < run.depths; d++) {
+        const float *w = weights_at(p, k, run.depth + d, run.column, run.columns, wide);
+        float *panel = packed + d * panel_cols;
         for (int64_t c = 0; c < run.columns;
              c += panel_cols, panel += panel_stride(panel_cols, run))
             copy_panel_row(panel, w + c, min(panel_cols, run.columns - c));
@@ -84,27 +108,31 @@ static void pack_in_out(const qkv_projection *p, int64_t panel_cols, weight_run 
 
 /* Four columns of a panel: rows of weights that are read side by side are
  * transposed in registers, by any compiler. */
-static void transpose_4(const float *w, int64_t stride, int64_t depths, int64_t panel_cols,
-                        float *panel)
+static void transpose_4(const float *const w[4], int64_t depths, int64_t panel_cols, float *panel)
 {
-    const float *w1 = w + stride, *w2 = w1 + stride, *w3 = w2 + stride;
-    for (int64_t k = 0; k < depths; k++, panel += panel_cols)
-        memcpy(panel, (const float[]){w[k], w1[k], w2[k], w3[k]}, 4 * sizeof *panel);
+    const float *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
+    for (int64_t d = 0; d < depths; d++, panel += panel_cols)
+        memcpy(panel, (const float[]){w0[d], w1[d], w2[d], w3[d]}, 4 * sizeof *panel);
 }
 
 /* Weights stored [out][in]: each row is a column of a panel. */
-static void pack_out_in(const qkv_projection *p, int64_t panel_cols, weight_run run, float *packed)
+static void pack_out_in(const qkv_projection *p, const qkv_kernels *k, weight_run run,
+                        float *packed, float *wide)
 {
+    const int64_t panel_cols = k->gemm_cols;
     int64_t here;
     for (int64_t c = 0; c < run.columns; c += here) {
-        const float *w = p->weight + (run.column + c) * p->weight_stride + run.depth;
         float *panel = packed + c / panel_cols * panel_stride(panel_cols, run) + c % panel_cols;
         here = run.columns - c < 4 ? 1 : 4;
+        const float *w[4];
+        for (int64_t i = 0; i < here; i++)
+            w[i] =
+                weights_at(p, k, run.column + c + i, run.depth, run.depths, wide + i * DEPTH_RUN);
         if (here == 4)
-            transpose_4(w, p->weight_stride, run.depths, panel_cols, panel);
+            transpose_4(w, run.depths, panel_cols, panel);
         else
-            for (int64_t k = 0; k < run.depths; k++)
-                panel[k * panel_cols] = w[k];
+            for (int64_t d = 0; d < run.depths; d++)
+                panel[d * panel_cols] = w[0][d];
     }
 }
 
@@ -112,17 +140,17 @@ static void pack_out_in(const qkv_projection *p, int64_t panel_cols, weight_run 
  * Panels panel[k][c] = W[k][column + c], the last one filled up with zeros,
  * from the depth 'first' on.
  */
-static void pack_run(const qkv_projection *p, int64_t panel_cols, weight_run run, int64_t first,
-                     float *packed)
+static void pack_run(const qkv_projection *p, const qkv_kernels *k, weight_run run, int64_t first,
+                     float *packed, float *wide)
 {
-    const int64_t whole = run.columns / panel_cols;
+    const int64_t panel_cols = k->gemm_cols, whole = run.columns / panel_cols;
     if (run.columns > whole * panel_cols)
         memset(packed + whole * panel_stride(panel_cols, run), 0,
                (size_t)(run.depths * panel_cols) * sizeof *packed);
     if (p->weight_out_in)
-        pack_out_in(p, panel_cols, run, packed);
+        pack_out_in(p, k, run, packed, wide);
     else
-        pack_in_out(p, panel_cols, run, first, packed);
+        pack_in_out(p, k, run, first, packed, wide);
 }
 
 /* Some rows of the input, over the depth of a run of weights. */
@@ -137,46 +165,48 @@ typedef struct input_copy {
     int64_t batch, row, depth;
 } input_copy;
 
-static input_run input_at(const qkv_projection *p, int64_t batch, int64_t row, int64_t rows,
-                          weight_run run, input_copy *copy)
+static input_run input_at(const qkv_projection *p, const qkv_kernels *k, int64_t batch, int64_t row,
+                          int64_t rows, weight_run run, input_copy *copy)
 {
     enum { PAGE_FLOATS = 1024 };
+    const int32_t dtype = p->input.dtype;
     const int64_t stride = p->input.stride[QKV_AXIS_ROW];
-    const float *x = (const float *)qkv_view_row(&p->input, batch, 0, row) + run.depth;
-    if (stride % PAGE_FLOATS != 0)
-        return (input_run){x, stride};
+    const int64_t at = qkv_bytes(dtype, run.depth), step = qkv_bytes(dtype, stride);
+    const char *x = (const char *)qkv_view_row(&p->input, batch, 0, row) + at;
+    if (dtype == QKV_F32 && stride % PAGE_FLOATS != 0)
+        return (input_run){(const float *)(const void *)x, stride};
 
     /* Runs of weights side by side read the same part of the input. */
     if (copy->batch != batch || copy->row != row || copy->depth != run.depth)
         for (int64_t i = 0; i < rows; i++)
-            memcpy(copy->rows + i * run.depths, x + i * stride,
-                   (size_t)run.depths * sizeof *copy->rows);
+            qkv_widen_typed(k, dtype, x + i * step, NULL, copy->rows + i * run.depths, run.depths);
     copy->batch = batch, copy->row = row, copy->depth = run.depth;
     return (input_run){copy->rows, run.depths};
 }
 
 /*
  * Packing the next run while one is multiplied: kernel calls copy an equal
- * share of it each. Only weights stored [in][out] whose columns fill whole
+ * share of it each. Only f32 weights stored [in][out] whose columns fill whole
  * panels are copied so.
  */
 typedef struct packing {
     weight_run run;
-    float *packed;
+    float *packed, *wide;
     qkv_gemm_copy copy;  /* what is next */
     int64_t left, share; /* pieces of panel_cols in all and a call */
 } packing;
 
 static packing start_packing(const qkv_projection *p, int64_t panel_cols, weight_run run,
-                             weight_run next, float *packed)
+                             weight_run next, float *packed, float *wide)
 {
-    packing result = {.run = next, .packed = packed};
-    if (p->weight_out_in || next.columns % panel_cols != 0)
+    packing result = {.run = next, .packed = packed, .wide = wide};
+    if (p->weight_out_in || p->weight_dtype != QKV_F32 || next.columns % panel_cols != 0)
         return result;
+    const float *weight = p->weight;
     const int64_t rows = p->input.count[QKV_AXIS_ROW];
     const int64_t calls = p->input.count[QKV_AXIS_BATCH] * ((rows + ROW_RUN - 1) / ROW_RUN) *
                           ((run.columns + panel_cols - 1) / panel_cols);
-    result.copy = (qkv_gemm_copy){.from = p->weight + next.depth * p->weight_stride + next.column,
+    result.copy = (qkv_gemm_copy){.from = weight + next.depth * p->weight_stride + next.column,
                                   .to = packed,
                                   .from_stride = p->weight_stride,
                                   .to_stride = panel_stride(panel_cols, next),
@@ -197,14 +227,14 @@ static void multiply_panel(const qkv_kernels *k, qkv_gemm_args *args, packing *n
 }
 
 /* Packs what the kernels have left of the run. */
-static void finish_packing(const qkv_projection *p, int64_t panel_cols, const packing *next)
+static void finish_packing(const qkv_projection *p, const qkv_kernels *k, const packing *next)
 {
     const weight_run run = next->run;
     const bool copied = next->copy.panels > 0;
     const int64_t rows =
         copied ? run.depths - (next->left + next->copy.panels - 1) / next->copy.panels : 0;
     if (rows < run.depths)
-        pack_run(p, panel_cols, run, rows, next->packed);
+        pack_run(p, k, run, rows, next->packed, next->wide);
 }
 
 static void multiply_run(const qkv_projection *p, const qkv_kernels *k, int64_t batch,
@@ -214,7 +244,7 @@ static void multiply_run(const qkv_projection *p, const qkv_kernels *k, int64_t 
     const int64_t rows = p->input.count[QKV_AXIS_ROW];
     for (int64_t i = 0; i < rows; i += ROW_RUN) {
         const int64_t here = min(ROW_RUN, rows - i);
-        const input_run input = input_at(p, batch, i, here, run, copy);
+        const input_run input = input_at(p, k, batch, i, here, run, copy);
         float *y = (float *)qkv_view_row(&p->out, batch, head, i) + column;
         const float *panel = packed;
         for (int64_t c = 0; c < run.columns; c += k->gemm_cols) {
@@ -286,21 +316,90 @@ static weight_run run_after(const qkv_projection *p, weight_run run)
     return column < columns ? run_at(p, column, run.depth) : run_at(p, 0, depth);
 }
 
+/* Where a worker's scratch memory is what. */
+typedef struct project_scratch {
+    float *packed[2], *input, *wide, *sums;
+} project_scratch;
+
+/* An output of f32. */
+static void run_f32(const qkv_projection *p, const qkv_kernels *k, const project_scratch *s)
+{
+    input_copy copy = {.rows = s->input, .batch = -1};
+    weight_run run = run_at(p, 0, 0);
+    pack_run(p, k, run, 0, s->packed[0], s->wide);
+    for (int turn = 0; run.columns > 0; turn = 1 - turn) {
+        packing next =
+            start_packing(p, k->gemm_cols, run, run_after(p, run), s->packed[1 - turn], s->wide);
+        for (int64_t b = 0; b < p->input.count[QKV_AXIS_BATCH]; b++)
+            multiply_run(p, k, b, run, s->packed[turn], &next, &copy);
+        finish_packing(p, k, &next);
+        run = next.run;
+    }
+}
+
+/* Some rows and columns of a projection, all of one batch and head. */
+typedef struct out_block {
+    int64_t batch, row, rows, head, column, columns;
+} out_block;
+
+/* That block as a projection of its own, with an output of f32. */
+static qkv_projection part_of(const qkv_projection *p, out_block b, float *sums)
+{
+    const int64_t column = b.head * p->out.dim + b.column;
+    const int64_t first = p->weight_out_in ? column * p->weight_stride : column;
+    qkv_projection part = *p;
+    part.input.data = qkv_view_row(&p->input, b.batch, 0, b.row);
+    part.input.count[QKV_AXIS_BATCH] = 1;
+    part.input.count[QKV_AXIS_ROW] = b.rows;
+    part.weight = (const char *)p->weight + qkv_bytes(p->weight_dtype, first);
+    part.bias = p->bias ? p->bias + column : NULL;
+    part.out = (qkv_view){
+        .data = sums, .count = {1, 1, b.rows}, .stride = {0, 0, b.columns}, .dim = b.columns};
+    return part;
+}
+
+static void run_block(const qkv_projection *p, const qkv_kernels *k, out_block b,
+                      const project_scratch *s)
+{
+    const qkv_projection part = part_of(p, b, s->sums);
+    run_f32(&part, k, s);
+    for (int64_t i = 0; i < b.rows; i++) {
+        char *row = qkv_view_row(&p->out, b.batch, b.head, b.row + i);
+        qkv_narrow_typed(k, p->out.dtype, s->sums + i * b.columns,
+                         row + qkv_bytes(p->out.dtype, b.column), NULL, b.columns);
+    }
+}
+
+/* An output of 16 bits: blocks that are as wide as their rows allow. */
+static void run_narrow(const qkv_projection *p, const qkv_kernels *k, const project_scratch *s)
+{
+    const int64_t all = p->input.count[QKV_AXIS_ROW];
+    out_block b = {.batch = 0};
+    for (; b.batch < p->input.count[QKV_AXIS_BATCH]; b.batch++) {
+        for (b.row = 0; b.row < all; b.row += b.rows) {
+            b.rows = min(WIDE_ROWS, all - b.row);
+            const int64_t most = WIDE_OUT / b.rows / COLUMN_RUN * COLUMN_RUN;
+            for (b.head = 0; b.head < p->out.count[QKV_AXIS_HEAD]; b.head++) {
+                for (b.column = 0; b.column < p->out.dim; b.column += b.columns) {
+                    b.columns = min(most, p->out.dim - b.column);
+                    run_block(p, k, b, s);
+                }
+            }
+        }
+    }
+}
+
 void qkv_run_projection(const qkv_projection *projection, const qkv_kernels *k, float *scratch)
 {
     qkv_projection p = *projection;
     join_heads(&p.out);
     join_batches(&p);
-
-    float *const packed[2] = {scratch, scratch + PACKED_RUN};
-    input_copy copy = {.rows = scratch + 2 * PACKED_RUN, .batch = -1};
-    weight_run run = run_at(&p, 0, 0);
-    pack_run(&p, k->gemm_cols, run, 0, packed[0]);
-    for (int turn = 0; run.columns > 0; turn = 1 - turn) {
-        packing next = start_packing(&p, k->gemm_cols, run, run_after(&p, run), packed[1 - turn]);
-        for (int64_t b = 0; b < p.input.count[QKV_AXIS_BATCH]; b++)
-            multiply_run(&p, k, b, run, packed[turn], &next, &copy);
-        finish_packing(&p, k->gemm_cols, &next);
-        run = next.run;
-    }
+    const project_scratch s = {.packed = {scratch, scratch + PACKED_RUN},
+                               .input = scratch + 2 * PACKED_RUN,
+                               .wide = scratch + SUMS - WIDE_RUN,
+                               .sums = scratch + SUMS};
+    if (p.out.dtype == QKV_F32)
+        run_f32(&p, k, &s);
+    else
+        run_narrow(&p, k, &s);
 }
