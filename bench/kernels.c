@@ -688,3 +688,44 @@ bool bench_make_gemm_f32(const bench_wish *wish, bench_case *c)
     bench_finish(c, &x->memory, run_gemm, error_gemm);
     return true;
 }
+
+/* ---------------------------------------------------------- gemm, few rows */
+
+static void run_gemm_few(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    for (int64_t d = 0; d < x->d; d += QKV_FEW_DEPTH)
+        x->k->gemm_few(&(qkv_gemm_few_args){
+            .x = x->a + d,
+            .w = x->b + d * x->n,
+            .sums = x->y,
+            .x_stride = x->d,
+            .w_stride = x->n,
+            .sums_stride = x->n,
+            .rows = x->rows,
+            .cols = x->n,
+            .depth = at_most(x->d - d, QKV_FEW_DEPTH),
+            .begin = d == 0,
+        });
+}
+
+bool bench_make_gemm_few(const bench_wish *wish, bench_case *c)
+{
+    const bench_shape *s = wish->shape;
+    const int64_t rows = at_most(s->q_len, QKV_FEW_ROWS), cols = s->q_heads * s->head_dim;
+    const int64_t depth = cols;
+    kernel_context *x = context_new(wish, (rows + cols) * depth, rows * cols);
+    x->rows = rows;
+    x->n = cols;
+    x->d = depth;
+    x->a = bench_take(&x->memory.in, rows * depth);
+    x->b = bench_take(&x->memory.in, cols * depth);
+    x->y = bench_take(&x->memory.out, rows * cols);
+    bench_fill_normal(x->a, rows * depth, 17);
+    bench_fill_normal(x->b, cols * depth, 18);
+    c->flops = 2.0 * (double)rows * (double)cols * (double)depth;
+    c->bound = BENCH_ROOF;
+    bench_finish(c, &x->memory, run_gemm_few, error_gemm);
+    return true;
+}

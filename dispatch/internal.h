@@ -220,9 +220,9 @@ typedef void qkv_tile_store_f32_fn(const float *out, const float *sum, int64_t n
  * with 0. depth is from 1 to QKV_DOT_BLOCK; the sum is made on its own and
  * added last.
  *
- * Beside this the kernel may copy pieces of gemm_cols floats that a later call
- * needs, so that waiting for memory is hidden among multiply-adds: as many as
- * 'copy' says or none, and it moves 'copy' on past those it has copied.
+ * Beside this the kernel may copy pieces of gemm_cols elements that a later call
+ * needs, as f32, so that waiting for memory is hidden among multiply-adds: as many
+ * as 'copy' says or none, and it moves 'copy' on past those it has copied.
  */
 
 /*
@@ -231,8 +231,9 @@ typedef void qkv_tile_store_f32_fn(const float *out, const float *sum, int64_t n
  * gemm_cols further in 'to'. The first piece is 'panel' of the first row.
  */
 typedef struct qkv_gemm_copy {
-    const float *from;
-    float *to; /* overlaps nothing else */
+    const void *from;
+    float *to;     /* overlaps nothing else */
+    int32_t dtype; /* of 'from': QKV_F32, QKV_F16 or QKV_BF16 */
     int64_t from_stride, to_stride;
     int64_t panel, panels;
     int64_t pieces; /* to copy, at most the depth of the product */
@@ -247,6 +248,32 @@ typedef struct qkv_gemm_args {
     qkv_gemm_copy *copy; /* or NULL */
 } qkv_gemm_args;
 typedef void qkv_gemm_f32_fn(const qkv_gemm_args *args);
+
+/*
+ * For few rows: a product with weights where they lie, which are read once and
+ * along their rows:
+ *
+ *     sums[i][c] = (begin ? 0 : sums[i][c]) + x[i][0] * w[0][c] + ... + x[i][depth - 1] * w[depth -
+ * 1][c]
+ *
+ * added in this order, with the rounding of gemm_f32's sums: calls that go
+ * through the depth bit by bit have the bits of one through all of it. rows is
+ * from 1 to QKV_FEW_ROWS, depth from 1 to QKV_FEW_DEPTH.
+ */
+enum {
+    QKV_FEW_ROWS = 6,
+    QKV_FEW_DEPTH = 8 /* rows of weights that are read side by side */
+};
+typedef struct qkv_gemm_few_args {
+    const float *x;
+    const void *w;
+    float *sums; /* overlaps nothing else */
+    int64_t x_stride, w_stride, sums_stride;
+    int64_t rows, cols, depth;
+    int32_t dtype; /* of 'w': QKV_F32, QKV_F16 or QKV_BF16 */
+    bool begin;
+} qkv_gemm_few_args;
+typedef void qkv_gemm_few_fn(const qkv_gemm_few_args *args);
 
 /*
  * y[i] = x[i] in another type; x and y do not overlap. Widening is exact,

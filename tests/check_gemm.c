@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 #include "checks.h"
+#include "problem.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { SLOT_X, SLOT_PANEL, SLOT_BIAS, SLOT_Y, SLOT_ONE, SLOT_FROM, SLOT_TO };
+enum { SLOT_X, SLOT_PANEL, SLOT_BIAS, SLOT_Y, SLOT_ONE, SLOT_FROM, SLOT_TO, SLOT_NARROW };
 enum { WANT, BOUND };
 
 typedef struct gemm_case {
@@ -147,9 +148,10 @@ static void check_copy(const test_isa *isa, rng *r)
     const int64_t depth = rng_int(r, 1, 40), rows = rng_int(r, 1, 27);
     const int64_t pieces = rng_int(r, 0, depth), first = rng_int(r, 0, panels - 1);
     const int64_t copied = (first + pieces + panels - 1) / panels, pad = rng_int(r, 0, 3);
-    context("gemm_f32 on %s: copy %lld of %lld panels from %lld, rows %lld, depth %lld", isa->name,
-            (long long)pieces, (long long)panels, (long long)first, (long long)rows,
-            (long long)depth);
+    const int32_t dtype = (int32_t)rng_int(r, QKV_F32, QKV_BF16);
+    context("gemm_f32 on %s: copy %lld of %lld panels from %lld, rows %lld, depth %lld, type %d",
+            isa->name, (long long)pieces, (long long)panels, (long long)first, (long long)rows,
+            (long long)depth, (int)dtype);
     const int64_t from_stride = panels * cols + pad, to_stride = (copied + 1) * cols;
     const int64_t extent = copied > 0 ? (copied - 1) * from_stride + panels * cols : 0;
     float *from = guarded(SLOT_FROM, extent, pad ? PLACE_AT_END : PLACE_AT_START);
@@ -163,9 +165,19 @@ static void check_copy(const test_isa *isa, rng *r)
     fill_normal(r, panel, depth * cols, 1.0f);
     for (int64_t i = 0; i < panels * to_stride; i++)
         to[i] = -1.0f;
+    const void *source = from;
+    int64_t size = (int64_t)sizeof *from;
+    if (dtype != QKV_F32) {
+        uint16_t *narrow = guarded_16(SLOT_NARROW, extent, pad ? PLACE_AT_END : PLACE_AT_START);
+        narrow_16(dtype, from, narrow, extent);
+        widen_16(dtype, narrow, from, extent);
+        source = narrow;
+        size = (int64_t)sizeof *narrow;
+    }
 
-    qkv_gemm_copy copy = {.from = from,
+    qkv_gemm_copy copy = {.from = source,
                           .to = to,
+                          .dtype = dtype,
                           .from_stride = from_stride,
                           .to_stride = to_stride,
                           .panel = first,
@@ -182,7 +194,7 @@ static void check_copy(const test_isa *isa, rng *r)
     isa->table->gemm_f32(&a);
     a.y = y;
     a.copy = &copy;
-    guarded_freeze(SLOT_FROM);
+    guarded_freeze(dtype == QKV_F32 ? SLOT_FROM : SLOT_NARROW);
     isa->table->gemm_f32(&a);
     guards_intact();
     expect_same_bits("y beside a copy", y, plain, rows * cols);
@@ -190,7 +202,7 @@ static void check_copy(const test_isa *isa, rng *r)
     const int64_t done = pieces - copy.pieces, end = first + done;
     cr_assert(done == 0 || done == pieces);
     cr_assert_eq(copy.panel, end % panels);
-    cr_assert_eq(copy.from - from, end / panels * from_stride);
+    cr_assert_eq((const char *)copy.from - (const char *)source, end / panels * from_stride * size);
     cr_assert_eq(copy.to - to, end / panels * cols);
     for (int64_t p = 0; p < panels; p++) {
         for (int64_t i = 0; i <= copied; i++) {
@@ -243,4 +255,103 @@ void check_gemm_f32(const test_isa *isa)
     for (int64_t i = effort_cases(300); i > 0; i--)
         check_copy(isa, &r);
     check_special(isa);
+}
+
+/* ----------------------------------------------------------------- few rows */
+
+/* One call over the whole depth against f64; then the calls that add up to it. */
+static void check_few(const test_isa *isa, rng *r, int64_t rows, int64_t cols, int64_t depth)
+{
+    const int32_t dtype = (int32_t)rng_int(r, QKV_F32, QKV_BF16);
+    const int64_t pad = rng_int(r, 0, 3);
+    const int place = (int)rng_int(r, 0, PLACES - 1);
+    context("gemm_few on %s: rows %lld, cols %lld, depth %lld, type %d, pad %lld, place %d",
+            isa->name, (long long)rows, (long long)cols, (long long)depth, (int)dtype,
+            (long long)pad, place);
+    const int64_t counts[3] = {1, 1, depth}, strides[3] = {0, 0, cols + pad};
+    float *x = guarded(SLOT_X, (rows - 1) * (depth + pad) + depth, place);
+    float *w = guarded(SLOT_PANEL, (depth - 1) * (cols + pad) + cols, place);
+    const tensor matrix = tensor_at(w, counts, strides, cols);
+    float *sums = guarded(SLOT_Y, (rows - 1) * (cols + pad) + cols, place);
+    for (int64_t i = 0; i < rows; i++)
+        fill_normal(r, x + i * (depth + pad), depth, 1.0f);
+    tensor_fill(&matrix, r, 1.0f);
+    const void *weights = tensor_stored(&matrix, dtype, SLOT_NARROW, place).data;
+    const int64_t size = dtype == QKV_F32 ? 4 : 2;
+    guarded_freeze(SLOT_X);
+    guarded_freeze(dtype == QKV_F32 ? SLOT_PANEL : SLOT_NARROW);
+    for (int64_t d = 0; d < depth; d += QKV_FEW_DEPTH) {
+        isa->table->gemm_few(
+            &(qkv_gemm_few_args){.x = x + d,
+                                 .w = (const char *)weights + d * (cols + pad) * size,
+                                 .sums = sums,
+                                 .x_stride = depth + pad,
+                                 .w_stride = cols + pad,
+                                 .sums_stride = cols + pad,
+                                 .rows = rows,
+                                 .cols = cols,
+                                 .depth = depth - d < QKV_FEW_DEPTH ? depth - d : QKV_FEW_DEPTH,
+                                 .dtype = dtype,
+                                 .begin = d == 0});
+        guards_intact();
+        gaps_intact("sums", sums, rows, cols + pad, cols);
+    }
+
+    double *want = doubles(WANT, rows * cols), *bound = doubles(BOUND, rows * cols);
+    const qkv_gemm_args a = {
+        .x = x, .panel = w, .x_stride = depth + pad, .rows = rows, .cols = cols, .depth = depth};
+    want_rows(&a, cols + pad, want, bound);
+    expect_close_rows("sums", sums, cols + pad, want, bound, rows, cols);
+    tally(isa->id, 1);
+}
+
+/* The sums have the bits of gemm_f32's, so that a row is the same on both ways. */
+static void check_few_bits(const test_isa *isa, rng *r)
+{
+    const int64_t cols = isa->table->gemm_cols, rows = rng_int(r, 1, QKV_FEW_ROWS);
+    const int64_t depth = rng_int(r, 1, 300);
+    context("gemm_few and gemm_f32 on %s: rows %lld, depth %lld", isa->name, (long long)rows,
+            (long long)depth);
+    float *x = guarded(SLOT_X, rows * depth, PLACE_AT_END);
+    float *panel = guarded(SLOT_PANEL, depth * cols, PLACE_AT_END);
+    float *y = guarded(SLOT_Y, rows * cols, PLACE_AT_END);
+    float *sums = guarded(SLOT_ONE, rows * cols, PLACE_AT_END);
+    fill_normal(r, x, rows * depth, 1.0f);
+    fill_normal(r, panel, depth * cols, 1.0f);
+    isa->table->gemm_f32(&(qkv_gemm_args){.x = x,
+                                          .panel = panel,
+                                          .y = y,
+                                          .x_stride = depth,
+                                          .y_stride = cols,
+                                          .rows = rows,
+                                          .cols = cols,
+                                          .depth = depth});
+    for (int64_t d = 0; d < depth; d += QKV_FEW_DEPTH)
+        isa->table->gemm_few(
+            &(qkv_gemm_few_args){.x = x + d,
+                                 .w = panel + d * cols,
+                                 .sums = sums,
+                                 .x_stride = depth,
+                                 .w_stride = cols,
+                                 .sums_stride = cols,
+                                 .rows = rows,
+                                 .cols = cols,
+                                 .depth = depth - d < QKV_FEW_DEPTH ? depth - d : QKV_FEW_DEPTH,
+                                 .begin = d == 0});
+    guards_intact();
+    expect_same_bits("sums", sums, y, rows * cols);
+    tally(isa->id, 1);
+}
+
+void check_gemm_few(const test_isa *isa)
+{
+    rng r = rng_make("gemm_few");
+    for (int64_t cols = 1; cols <= 50; cols++)
+        for (int64_t rows = 1; rows <= QKV_FEW_ROWS; rows++)
+            if (effort_takes(rows + cols))
+                check_few(isa, &r, rows, cols, rng_int(&r, 1, 20));
+    for (int64_t i = effort_cases(100); i > 0; i--) {
+        check_few(isa, &r, rng_int(&r, 1, QKV_FEW_ROWS), rng_int(&r, 1, 300), rng_int(&r, 1, 300));
+        check_few_bits(isa, &r);
+    }
 }

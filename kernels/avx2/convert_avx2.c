@@ -22,11 +22,6 @@ QKV_INLINE void store_8(uint16_t *p, __m128i x)
     _mm_storeu_si128((__m128i *)(void *)p, x);
 }
 
-QKV_INLINE __m256 widen_bf16(__m128i x)
-{
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
-}
-
 QKV_INLINE __m128i narrow_f16(__m256 x)
 {
     return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);

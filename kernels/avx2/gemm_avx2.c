@@ -72,28 +72,40 @@ QKV_INLINE void multiply_step(step *s, const int n_rows, __m256 acc[ROWS][2])
 }
 
 /* As many steps as there are pieces to copy. */
-QKV_INLINE void multiply_and_copy(qkv_gemm_copy *copy, int64_t pieces, step *s, const int n_rows,
-                                  __m256 acc[ROWS][2])
+QKV_INLINE void multiply_and_copy_typed(qkv_gemm_copy *copy, int64_t pieces, step *s,
+                                        const int n_rows, const int32_t dtype, __m256 acc[ROWS][2])
 {
+    const int64_t size = dtype == QKV_F32 ? 4 : 2, row = copy->from_stride * size;
     while (pieces > 0) {
-        const float *from = copy->from + copy->panel * PANEL;
+        const char *from = (const char *)copy->from + copy->panel * PANEL * size;
         float *to = copy->to + copy->panel * copy->to_stride;
         const int64_t left = copy->panels - copy->panel, here = left < pieces ? left : pieces;
-        const float *end = from + here * PANEL;
-        for (; from < end; from += PANEL, to += copy->to_stride) {
-            prefetch(from, AHEAD * copy->from_stride);
-            _mm256_storeu_ps(to, _mm256_loadu_ps(from));
-            _mm256_storeu_ps(to + LANES, _mm256_loadu_ps(from + LANES));
+        const char *end = from + here * PANEL * size;
+        for (; from < end; from += PANEL * size, to += copy->to_stride) {
+            prefetch_bytes(from, AHEAD * row);
+            _mm256_storeu_ps(to, load_wide(from, dtype));
+            _mm256_storeu_ps(to + LANES, load_wide(from + LANES * size, dtype));
             multiply_step(s, n_rows, acc);
         }
         pieces -= here;
         copy->panel += here;
         if (copy->panel == copy->panels) {
             copy->panel = 0;
-            copy->from += copy->from_stride;
+            copy->from = (const char *)copy->from + row;
             copy->to += PANEL;
         }
     }
+}
+
+QKV_INLINE void multiply_and_copy(qkv_gemm_copy *copy, int64_t pieces, step *s, const int n_rows,
+                                  __m256 acc[ROWS][2])
+{
+    if (copy->dtype == QKV_F32)
+        multiply_and_copy_typed(copy, pieces, s, n_rows, QKV_F32, acc);
+    else if (copy->dtype == QKV_F16)
+        multiply_and_copy_typed(copy, pieces, s, n_rows, QKV_F16, acc);
+    else
+        multiply_and_copy_typed(copy, pieces, s, n_rows, QKV_BF16, acc);
 }
 
 QKV_INLINE void multiply_rows(const qkv_gemm_args *a, int64_t row, qkv_gemm_copy *copy,

@@ -19,6 +19,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <qkv/qkv.h>
+
 #include "../constants.h"
 
 /* Forces the small bodies that are templates by their constant arguments. */
@@ -60,10 +62,30 @@ QKV_INLINE __m256 load_tail_or(const float *p, int64_t n, __m256 fill)
 }
 
 /* The row ahead need not exist: an address, not a pointer into an array. */
+QKV_INLINE void prefetch_bytes(const void *from, int64_t ahead)
+{
+    _mm_prefetch((const char *)((uintptr_t)from + (uintptr_t)ahead), _MM_HINT_T0);
+}
+
 QKV_INLINE void prefetch(const float *from, int64_t ahead)
 {
-    const uintptr_t address = (uintptr_t)from + (uintptr_t)ahead * sizeof *from;
-    _mm_prefetch((const char *)address, _MM_HINT_T0);
+    prefetch_bytes(from, ahead * (int64_t)sizeof *from);
+}
+
+/* 8 bf16 as f32. */
+QKV_INLINE __m256 widen_bf16(__m128i x)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+
+/* 8 elements of a type, QKV_F32, QKV_F16 or QKV_BF16, as f32. */
+QKV_INLINE __m256 load_wide(const char *p, const int32_t dtype)
+{
+    const __m128i *halves = (const __m128i *)(const void *)p;
+    if (dtype == QKV_F32)
+        return _mm256_loadu_ps((const float *)(const void *)p);
+    return dtype == QKV_F16 ? _mm256_cvtph_ps(_mm_loadu_si128(halves))
+                            : widen_bf16(_mm_loadu_si128(halves));
 }
 
 /* The sums across the lanes of a, b, c and d; each is added up in the same

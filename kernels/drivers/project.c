@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The projection driver: a matrix product by panels.
+ * The projection driver: a matrix product by panels, or for few rows in place
+ * (see run_few).
  *
  *     pack the first run of weights into panels of gemm_cols columns
  *     for each run of weights, along their rows in memory first
@@ -34,8 +35,11 @@ enum {
     WIDE_RUN = 4 * DEPTH_RUN, /* rows of weights as f32, on their way to a panel */
     WIDE_ROWS = 256,          /* most rows of an output that is made in f32 first */
     WIDE_OUT = WIDE_ROWS * COLUMN_RUN,
+    FEW_COLUMNS = 4096, /* of few rows at a time: long streams of weights */
     SUMS = 2 * PACKED_RUN + DEPTH_RUN * ROW_RUN + WIDE_RUN
 };
+
+_Static_assert(QKV_FEW_ROWS *FEW_COLUMNS <= PACKED_RUN, "few rows' sums fit where panels are");
 
 int64_t qkv_projection_scratch(int32_t out_dtype)
 {
@@ -80,25 +84,48 @@ static int64_t panel_stride(int64_t panel_cols, weight_run run)
     return run.depths * panel_cols + panel_cols;
 }
 
-/* Where weights lie as f32: in place, or 'n' of them widened to 'wide'. */
-static const float *weights_at(const qkv_projection *p, const qkv_kernels *k, int64_t row,
-                               int64_t column, int64_t n, float *wide)
+static const void *weight_at(const qkv_projection *p, int64_t row, int64_t column)
 {
-    const int64_t at = qkv_bytes(p->weight_dtype, row * p->weight_stride + column);
-    const void *w = (const char *)p->weight + at;
+    return (const char *)p->weight + qkv_bytes(p->weight_dtype, row * p->weight_stride + column);
+}
+
+/* 'n' weights as f32: in place, or widened to 'wide'. */
+static const float *wide_weights(const qkv_projection *p, const qkv_kernels *k, int64_t row,
+                                 int64_t column, int64_t n, float *wide)
+{
+    const void *w = weight_at(p, row, column);
     if (p->weight_dtype == QKV_F32)
         return w;
     qkv_widen_typed(k, p->weight_dtype, w, NULL, wide, n);
     return wide;
 }
 
+/* Rows of weights are far apart: no hardware sees the next one coming. */
+#if defined(__GNUC__)
+#define PREFETCH(p) __builtin_prefetch(p)
+#else
+#define PREFETCH(p) ((void)(p))
+#endif
+
+static void prefetch_weights(const qkv_projection *p, int64_t row, weight_run run)
+{
+    enum { CACHE_LINE = 64 };
+    const char *w = weight_at(p, row, run.column);
+    const int64_t bytes = qkv_bytes(p->weight_dtype, run.columns);
+    for (int64_t at = 0; at < bytes; at += CACHE_LINE)
+        PREFETCH(w + at);
+}
+
 /* Weights stored [in][out]: along each row once, a part to each panel. */
 static void pack_in_out(const qkv_projection *p, const qkv_kernels *k, weight_run run,
                         int64_t first, float *packed, float *wide)
 {
+    enum { AHEAD = 4 }; /* rows */
     const int64_t panel_cols = k->gemm_cols;
     for (int64_t d = first; d < run.depths; d++) {
-        const float *w = weights_at(p, k, run.depth + d, run.column, run.columns, wide);
+        if (d + AHEAD < run.depths)
+            prefetch_weights(p, run.depth + d + AHEAD, run);
+        const float *w = wide_weights(p, k, run.depth + d, run.column, run.columns, wide);
         float *panel = packed + d * panel_cols;
         for (int64_t c = 0; c < run.columns;
              c += panel_cols, panel += panel_stride(panel_cols, run))
@@ -127,7 +154,7 @@ static void pack_out_in(const qkv_projection *p, const qkv_kernels *k, weight_ru
         const float *w[4];
         for (int64_t i = 0; i < here; i++)
             w[i] =
-                weights_at(p, k, run.column + c + i, run.depth, run.depths, wide + i * DEPTH_RUN);
+                wide_weights(p, k, run.column + c + i, run.depth, run.depths, wide + i * DEPTH_RUN);
         if (here == 4)
             transpose_4(w, run.depths, panel_cols, panel);
         else
@@ -186,7 +213,7 @@ static input_run input_at(const qkv_projection *p, const qkv_kernels *k, int64_t
 
 /*
  * Packing the next run while one is multiplied: kernel calls copy an equal
- * share of it each. Only f32 weights stored [in][out] whose columns fill whole
+ * share of it each. Only weights stored [in][out] whose columns fill whole
  * panels are copied so.
  */
 typedef struct packing {
@@ -200,14 +227,14 @@ static packing start_packing(const qkv_projection *p, int64_t panel_cols, weight
                              weight_run next, float *packed, float *wide)
 {
     packing result = {.run = next, .packed = packed, .wide = wide};
-    if (p->weight_out_in || p->weight_dtype != QKV_F32 || next.columns % panel_cols != 0)
+    if (p->weight_out_in || next.columns % panel_cols != 0)
         return result;
-    const float *weight = p->weight;
     const int64_t rows = p->input.count[QKV_AXIS_ROW];
     const int64_t calls = p->input.count[QKV_AXIS_BATCH] * ((rows + ROW_RUN - 1) / ROW_RUN) *
                           ((run.columns + panel_cols - 1) / panel_cols);
-    result.copy = (qkv_gemm_copy){.from = weight + next.depth * p->weight_stride + next.column,
+    result.copy = (qkv_gemm_copy){.from = weight_at(p, next.depth, next.column),
                                   .to = packed,
+                                  .dtype = p->weight_dtype,
                                   .from_stride = p->weight_stride,
                                   .to_stride = panel_stride(panel_cols, next),
                                   .panels = next.columns / panel_cols};
@@ -337,6 +364,97 @@ static void run_f32(const qkv_projection *p, const qkv_kernels *k, const project
     }
 }
 
+/* ---------------------------------------------------------------- few rows */
+
+/*
+ * With few rows the weights take most of the time, and are read once, where
+ * they lie, instead of being packed:
+ *
+ *     for each run of columns
+ *         for each run of the depth
+ *             for each 8 rows of weights: one kernel call
+ *
+ * The sums of a run of depth are added to those of the runs before it, as the
+ * panels' are: a row has the same bits on both ways.
+ */
+typedef struct few_sums {
+    float *run, *all; /* [rows][columns] */
+    int64_t rows, column, columns;
+} few_sums;
+
+static void add_few_run(const few_sums *s)
+{
+    for (int64_t i = 0; i < s->rows * s->columns; i++)
+        s->all[i] += s->run[i];
+}
+
+static void start_few(const qkv_projection *p, const few_sums *s)
+{
+    const size_t bytes = (size_t)s->columns * sizeof *s->all;
+    for (int64_t i = 0; i < s->rows; i++) {
+        if (p->bias)
+            memcpy(s->all + i * s->columns, p->bias + s->column, bytes);
+        else
+            memset(s->all + i * s->columns, 0, bytes);
+    }
+}
+
+/* To the heads that the columns belong to. */
+static void store_few(const qkv_projection *p, const qkv_kernels *k, int64_t batch,
+                      const few_sums *s)
+{
+    int64_t here;
+    for (int64_t c = 0; c < s->columns; c += here) {
+        const int64_t head = (s->column + c) / p->out.dim, first = (s->column + c) % p->out.dim;
+        here = min(p->out.dim - first, s->columns - c);
+        for (int64_t i = 0; i < s->rows; i++) {
+            char *row = qkv_view_row(&p->out, batch, head, i);
+            qkv_narrow_typed(k, p->out.dtype, s->all + i * s->columns + c,
+                             row + qkv_bytes(p->out.dtype, first), NULL, here);
+        }
+    }
+}
+
+static void multiply_few(const qkv_projection *p, const qkv_kernels *k, int64_t batch,
+                         const few_sums *s, input_copy *copy)
+{
+    for (int64_t depth = 0; depth < p->input.dim; depth += DEPTH_RUN) {
+        const weight_run run = {.depth = depth, .depths = min(DEPTH_RUN, p->input.dim - depth)};
+        const input_run input = input_at(p, k, batch, 0, s->rows, run, copy);
+        for (int64_t d = 0; d < run.depths; d += QKV_FEW_DEPTH)
+            k->gemm_few(&(qkv_gemm_few_args){.x = input.x + d,
+                                             .w = weight_at(p, depth + d, s->column),
+                                             .sums = s->run,
+                                             .x_stride = input.stride,
+                                             .w_stride = p->weight_stride,
+                                             .sums_stride = s->columns,
+                                             .rows = s->rows,
+                                             .cols = s->columns,
+                                             .depth = min(QKV_FEW_DEPTH, run.depths - d),
+                                             .dtype = p->weight_dtype,
+                                             .begin = d == 0});
+        add_few_run(s);
+    }
+}
+
+static void run_few(const qkv_projection *p, const qkv_kernels *k, const project_scratch *scratch)
+{
+    const int64_t columns = p->out.dim * p->out.count[QKV_AXIS_HEAD];
+    few_sums s = {
+        .run = scratch->packed[0], .all = scratch->packed[1], .rows = p->input.count[QKV_AXIS_ROW]};
+    for (int64_t b = 0; b < p->input.count[QKV_AXIS_BATCH]; b++) {
+        for (s.column = 0; s.column < columns; s.column += s.columns) {
+            input_copy copy = {.rows = scratch->input, .batch = -1};
+            s.columns = min(FEW_COLUMNS, columns - s.column);
+            start_few(p, &s);
+            multiply_few(p, k, b, &s, &copy);
+            store_few(p, k, b, &s);
+        }
+    }
+}
+
+/* ----------------------------------------------------- outputs of 16 bits */
+
 /* Some rows and columns of a projection, all of one batch and head. */
 typedef struct out_block {
     int64_t batch, row, rows, head, column, columns;
@@ -398,7 +516,9 @@ void qkv_run_projection(const qkv_projection *projection, const qkv_kernels *k, 
                                .input = scratch + 2 * PACKED_RUN,
                                .wide = scratch + SUMS - WIDE_RUN,
                                .sums = scratch + SUMS};
-    if (p.out.dtype == QKV_F32)
+    if (!p.weight_out_in && p.input.count[QKV_AXIS_ROW] <= QKV_FEW_ROWS)
+        run_few(&p, k, &s);
+    else if (p.out.dtype == QKV_F32)
         run_f32(&p, k, &s);
     else
         run_narrow(&p, k, &s);
