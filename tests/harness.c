@@ -43,6 +43,12 @@ bool effort_is_full(void)
     return effort && *effort ? strcmp(effort, "quick") != 0 : !SANITIZED;
 }
 
+bool effort_is_long(void)
+{
+    const char *effort = getenv("QKV_TEST_EFFORT");
+    return !thinned && effort && strcmp(effort, "long") == 0;
+}
+
 int64_t effort_cases(int64_t full)
 {
     return effort_is_full() ? full : (full + 7) / 8;
@@ -448,8 +454,9 @@ ReportHook(PRE_ALL)(struct criterion_test_set *set)
         close(file);
     fprintf(stderr, "qkv tests: seed %" PRIu64 " (QKV_TEST_SEED), effort %s (QKV_TEST_EFFORT)\n",
             test_seed(),
-            effort_is_full() ? "full"
-                             : "quick: fewer random shapes and sizes, exponentials by stride");
+            effort_is_long()   ? "long"
+            : effort_is_full() ? "full"
+                               : "quick: fewer random shapes and sizes, exponentials by stride");
 }
 
 static void report_skips(const tally_page *page)

@@ -19,10 +19,12 @@
 
 /*
  * QKV_TEST_EFFORT=quick thins random shapes and exhaustive walks, for
- * emulators; "full" is the full suite. Without it the suite is full, unless
- * it is compiled with a sanitizer.
+ * emulators; "full" is the full suite, and "long" is more than that in the
+ * tests that say so. Without it the suite is full, unless it is compiled with
+ * a sanitizer.
  */
 bool effort_is_full(void);
+bool effort_is_long(void);
 
 /* From now on quick, in this test, whatever the variable says. */
 void effort_thin(void);

@@ -10,6 +10,11 @@ static const double tiny = 0x1p-126, half_denormal = 0x1p-150;
 /* e^-105 is below half the smallest denormal: no weight is left there. */
 static const double negligible = 105;
 
+static int64_t queries_of(const oracle_semantics *s, int64_t batch)
+{
+    return s->q_lens ? s->q_lens[batch] : s->q_len;
+}
+
 static int64_t length_of(const oracle_semantics *s, int64_t batch)
 {
     return s->kv_lens ? s->kv_lens[batch] : s->kv_len;
@@ -17,7 +22,8 @@ static int64_t length_of(const oracle_semantics *s, int64_t batch)
 
 static int64_t position_of(const oracle_semantics *s, int64_t batch, int64_t query)
 {
-    return query + (s->q_offsets ? s->q_offsets[batch] : length_of(s, batch) - s->q_len);
+    return query +
+           (s->q_offsets ? s->q_offsets[batch] : length_of(s, batch) - queries_of(s, batch));
 }
 
 static int within_window(const oracle_semantics *s, int64_t position, int64_t key)
@@ -30,7 +36,7 @@ static int within_window(const oracle_semantics *s, int64_t position, int64_t ke
 
 static int within_tree(const oracle_semantics *s, int64_t batch, int64_t query, int64_t key)
 {
-    const int64_t drafted = key - (length_of(s, batch) - s->q_len);
+    const int64_t drafted = key - (length_of(s, batch) - queries_of(s, batch));
     return !s->tree || drafted < 0 || s->tree[(batch * s->q_len + query) * s->q_len + drafted] != 0;
 }
 
@@ -56,7 +62,8 @@ typedef struct number {
 
 /*
  * scale * (q . k): the header's bound, with the rounding of the factor and of
- * the product as the two terms beside the dot product's own.
+ * the product as the two terms beside the dot product's own. A query that is
+ * rounded to steps of its largest element is off by half a step in each.
  */
 static number scaled(const oracle_semantics *s, int64_t batch, int64_t head, int64_t query,
                      int64_t key)
@@ -66,14 +73,18 @@ static number scaled(const oracle_semantics *s, int64_t batch, int64_t head, int
     const double *k = s->k + ((batch * s->kv_heads + kv_head) * s->kv_len + key) * s->head_dim;
     const double scale = s->scale * (s->head_scales ? s->head_scales[head] : 1);
     const double n = (double)s->head_dim;
-    double sum = 0, absolute = 0;
+    double sum = 0, absolute = 0, keys = 0, largest = 0;
     for (int64_t d = 0; d < s->head_dim; d++) {
         sum += q[d] * k[d];
         absolute += fabs(q[d] * k[d]);
+        keys += fabs(k[d]);
+        largest = fmax(largest, fabs(q[d]));
     }
     const double terms = fmin(n, dot_block) + fmax(0, ceil(n / dot_block) - 1) + 2;
-    return (number){scale * sum, fabs(scale) * (terms * u * absolute + n * half_denormal) +
-                                     (1 + fabs(scale)) * half_denormal};
+    const double rounded = largest * s->q_step * keys;
+    const double dot =
+        (terms * u + s->k_rounding) * (absolute + rounded) + rounded + n * half_denormal;
+    return (number){scale * sum, fabs(scale) * dot + (1 + fabs(scale)) * half_denormal};
 }
 
 /* The factors are rounded (u each), tanh is off by 2 ulp (4u), products round. */
@@ -161,7 +172,7 @@ static void row_out(const oracle_semantics *s, int64_t batch, int64_t head, int6
 {
     const int64_t kv_head = head / (s->q_heads / s->kv_heads);
     const double *v = s->v + (batch * s->kv_heads + kv_head) * s->kv_len * s->value_dim;
-    const double relative = expm1(2 * r->ds) + (key_block + blocks_of(s) + 32) * u;
+    const double relative = expm1(2 * r->ds) + (key_block + blocks_of(s) + 32) * u + s->v_rounding;
     for (int64_t d = 0; d < s->value_dim; d++) {
         double sum = 0, bound = 0;
         for (int64_t j = 0; j < s->kv_len && !r->broken && r->sum > 0; j++) {
@@ -234,6 +245,6 @@ void oracle_semantics_run(const oracle_semantics *s, double *room)
 {
     for (int64_t b = 0; b < s->batch; b++)
         for (int64_t h = 0; h < s->q_heads; h++)
-            for (int64_t i = 0; i < s->q_len; i++)
+            for (int64_t i = 0; i < queries_of(s, b); i++)
                 row_run(s, b, h, i, room);
 }

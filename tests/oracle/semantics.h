@@ -18,8 +18,9 @@ typedef struct oracle_semantics {
     const double *q, *k, *v; /* [batch][heads][rows][dim] */
     double scale;
     int causal;
+    const int64_t *q_lens;    /* [batch], NULL: q_len. Other rows are not touched */
     const int64_t *kv_lens;   /* [batch], NULL: kv_len */
-    const int64_t *q_offsets; /* [batch], NULL: length - q_len */
+    const int64_t *q_offsets; /* [batch], NULL: length - q_len of the sequence */
     int windowed;
     int64_t window_left, window_right, sink_tokens;
     double softcap;                             /* 0: none */
@@ -27,6 +28,10 @@ typedef struct oracle_semantics {
     const double *mask;                         /* [batch][q_heads][q_len][kv_len], added; NULL */
     const unsigned char *tree;                  /* [batch][q_len][q_len], NULL */
     int stage;                                  /* what 'weights' holds */
+
+    /* What narrow types may cost: queries rounded to this part of the largest
+     * one of a row, and elements of keys and values to so much of themselves. */
+    double q_step, k_rounding, v_rounding;
 
     /* Results, each with how far f32 may be off. */
     double *out, *out_bound;         /* [batch][q_heads][q_len][value_dim] */
