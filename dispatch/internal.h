@@ -170,11 +170,12 @@ typedef void qkv_tanh_f32_fn(const float *x, float *y, int64_t n);
  *     t_j = logits[j] * scale
  *     t_j = cap * tanh(t_j)                     where cap is not 0
  *     t_j = t_j + slope * (j - behind)          where slope is not 0
- *     t_j = t_j + max(bias[j] * bias_scale, -FLT_MAX)   where bias is given
+ *     t_j = 2 * (t_j + bias[j] * bias_scale)    where bias is given
  *     t_j = -inf                                where bias[j] is -inf, whatever t_j was
  *
- * The maximum with -FLT_MAX keeps a large negative bias, the lowest finite
- * number above all, from becoming -inf by its change of units.
+ * With a bias the factors make halves of everything, so that neither a logit
+ * nor a bias, the lowest finite number above all, overflows by the change of
+ * units, but at most their sum.
  */
 typedef struct qkv_row_adjust_args {
     float *logits;

@@ -91,23 +91,28 @@ static double apply(rule c, double dot, double *bound)
         error += u * (2 * fabs(c.slope * c.ahead) + fabs(t)) * (1 + 2 * u);
     }
     if (c.biased) {
-        const double b = fmax(c.bias * c.bias_scale, -(double)FLT_MAX);
+        const double b = c.bias * c.bias_scale;
         t += b;
         error += u * (fabs(b) + fabs(t)) * (1 + 2 * u);
-        if (t < -(double)FLT_MAX * (1 + u / 2))
-            t = -HUGE_VAL;
+        t *= 2;
+        error *= 2;
+        if (fabs(t) > (double)FLT_MAX * (1 + u / 2))
+            t = copysign(HUGE_VAL, t);
     }
     *bound = error * (1 + 4 * u);
     return c.hidden || (c.biased && c.bias == -HUGE_VAL) ? -HUGE_VAL : t;
 }
 
+/* In a directed rounding mode an overflow may end at the largest number: there
+ * is none then. */
 static float random_bias(rng *r)
 {
+    const float large = ORACLE_U == 0x1p-24 ? FLT_MAX : 1e38f;
     switch (rng_int(r, 0, 7)) {
     case 0:
         return -INFINITY;
     case 1:
-        return -FLT_MAX;
+        return rng_int(r, 0, 1) ? -large : large;
     case 2:
         return -40000.0f;
     case 3:
@@ -117,11 +122,14 @@ static float random_bias(rng *r)
     }
 }
 
-/* Ordinary dot products, and some that must not matter where they are hidden. */
+/* Ordinary dot products, very large ones, and some that must not matter where
+ * they are hidden. */
 static float random_dot(rng *r, bool hidden)
 {
     static const float odd[] = {NAN, INFINITY, -INFINITY, FLT_MAX};
-    return hidden && rng_int(r, 0, 1) ? odd[rng_int(r, 0, 3)] : 8.0f * rng_normal(r);
+    if (hidden && rng_int(r, 0, 1))
+        return odd[rng_int(r, 0, 3)];
+    return (rng_int(r, 0, 19) ? 8.0f : 1e36f) * rng_normal(r);
 }
 
 static void check_row(const test_isa *isa, rng *r, int64_t n, int options, int place)
@@ -138,7 +146,7 @@ static void check_row(const test_isa *isa, rng *r, int64_t n, int options, int p
                              .slope = options & 2 ? rng_normal(r) : 0.0f,
                              .behind = (float)rng_int(r, -300, 300),
                              .bias = options & 4 ? bias : NULL,
-                             .bias_scale = options & 8 ? (float)log2e : 1.0f};
+                             .bias_scale = options & 8 ? (float)(0.5 * log2e) : 0.5f};
     for (int64_t j = 0; j < n; j++) {
         bias[j] = random_bias(r);
         logits[j] = random_dot(r, a.bias && bias[j] == -INFINITY);
@@ -195,7 +203,7 @@ static qkv_tile_adjust_args tile_args(const qkv_kernels *k, rng *r, int64_t n_ro
         .kv_len = kv_len,
         .tile_rows = rows,
         .cap = options & 1 ? rng_uniform(r, 0.5f, 60.0f) : 0.0f,
-        .bias_scale = (float)log2e,
+        .bias_scale = (float)(0.5 * log2e),
         .bias = options & 8 ? guarded(SLOT_B, kv_len * rows, PLACE_AT_END) : NULL,
         .logits = guarded(SLOT_A, kv_len * rows, PLACE_AT_END),
     };

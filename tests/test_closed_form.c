@@ -201,7 +201,7 @@ static void uniform_of_3(const problem *p)
 
 Test(closed_form, low_logits_are_not_masked)
 {
-    const float lows[] = {-5e4f, -1e10f, -1e30f, -1e38f, -2.3e38f};
+    const float lows[] = {-5e4f, -1e10f, -1e30f, -1e38f, -2.3e38f, -3e38f, -FLT_MAX};
     for (size_t i = 0; i < sizeof lows / sizeof *lows; i++) {
         for (int64_t q_len = 1; q_len <= 30; q_len += 29) {
             problem p = uniform(q_len, 3, false);

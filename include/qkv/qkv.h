@@ -60,9 +60,11 @@
  * absolute term is up to 2^-125 for each product. In a directed rounding mode
  * the bounds hold with u = 2^-23, and what else is promised of single bits
  * (exact conversions aside) holds only when rounding to nearest.
- * Overflow is that of f32: fused attention holds logits in units of log2(e)
- * and divides last, so a logit beyond FLT_MAX / log2(e), about 2.3e38, or a
- * sum of weighted values beyond FLT_MAX, counts as infinite.
+ * Overflow is that of f32: of a dot product, of a logit with all that is
+ * scaled and added, and, as attention divides last, of a sum of weighted
+ * values. Logits up to FLT_MAX are right; but a row whose largest one is
+ * beyond 2.3e38 or below -2.3e38 (FLT_MAX / log2(e)) is made a second time,
+ * slowly.
  *
  * Special values, the same in every function and on every ISA:
  *
@@ -346,9 +348,9 @@ enum {
  * like one behind the causal edge, and so is one whose added number is
  * -infinity: neither it nor its value has an effect, be they NaN. Every
  * finite number is a bias, the lowest one too: a row that has -FLT_MAX on
- * every key attends to all of them. (A bias below -2.3e38 counts as that, one
- * beyond 2.3e38 as +infinity, and a sum with the logit that overflows to
- * -infinity has the weight 0.)
+ * every key attends to all of them. (Such a row takes several times as long as
+ * one that -infinity hides. A sum with the logit that overflows to -infinity
+ * has the weight 0.)
  * Keys and values of a block of keys that the mask hides from every query of
  * a tile are not read.
  */

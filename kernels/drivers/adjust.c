@@ -29,9 +29,10 @@ static float nearest_finite(double x)
     return x < -(double)FLT_MAX ? -FLT_MAX : (float)x;
 }
 
-qkv_row_factors qkv_factors_of(const qkv_attention_problem *p, int64_t head, qkv_units units)
+qkv_row_factors qkv_factors_of(const qkv_attention_problem *p, int64_t head, qkv_units units,
+                               bool biased)
 {
-    const double unit = units == QKV_UNITS_LOG2 ? log2e : 1.0;
+    const double unit = (units == QKV_UNITS_LOG2 ? log2e : 1.0) * (biased ? 0.5 : 1.0);
     double scale = (double)p->scale;
     if (p->head_scales)
         scale *= (double)p->head_scales[head];
@@ -170,7 +171,7 @@ bool qkv_bias_row(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_
 void qkv_adjust_row(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_place place,
                     int64_t first, int64_t n, const float *bias, float *logits)
 {
-    const qkv_row_factors f = qkv_factors_of(p, place.head, QKV_UNITS_LOG2);
+    const qkv_row_factors f = qkv_factors_of(p, place.head, QKV_UNITS_LOG2, bias != NULL);
     k->row_adjust_f32(&(qkv_row_adjust_args){.logits = logits,
                                              .bias = bias,
                                              .n = n,

@@ -33,13 +33,14 @@ bool qkv_same_bias(const qkv_attention_problem *problem, qkv_row_place a, qkv_ro
 
 /*
  * The factors of a row. In units of log2(e), for the softmax; or as they are,
- * for those that look at logits.
+ * for those that look at logits. Halves of them where a bias follows.
  */
 typedef enum qkv_units { QKV_UNITS_LOG2, QKV_UNITS_NATURAL } qkv_units;
 typedef struct qkv_row_factors {
     float scale, cap, slope, bias_scale;
 } qkv_row_factors;
-qkv_row_factors qkv_factors_of(const qkv_attention_problem *problem, int64_t head, qkv_units units);
+qkv_row_factors qkv_factors_of(const qkv_attention_problem *problem, int64_t head, qkv_units units,
+                               bool biased);
 
 /* How far the query stands ahead of key 'first', as a float. */
 float qkv_behind_of(qkv_row_place place, int64_t first);
@@ -61,11 +62,5 @@ qkv_row_state qkv_first_state(const qkv_attention_problem *problem, int64_t head
  */
 bool qkv_any_odd(const float *x, int64_t n);
 void qkv_add_odd_value(float weight, float bias, const float *value, int64_t value_dim, float *out);
-
-/* The row's normalised weights, or its logits, into the descriptor's 'weights'.
- * 'scratch' has room for qkv_weights_scratch() floats. */
-void qkv_store_weights(const qkv_attention_problem *problem, const qkv_kernels *kernels,
-                       qkv_row_run run, int64_t row, qkv_row_state state, float *scratch);
-int64_t qkv_weights_scratch(const qkv_attention_problem *problem);
 
 #endif

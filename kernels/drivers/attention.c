@@ -147,28 +147,6 @@ qkv_f32_rows qkv_fetch_rows(const qkv_attention_problem *p, const qkv_kernels *k
     return (qkv_f32_rows){stage, view->dim};
 }
 
-float qkv_lse_of(float max_log2, float sum)
-{
-    const double ln2 = 0x1.62e42fefa39efp-1;
-    return sum == 0.0f ? -INFINITY : (float)((double)max_log2 * ln2 + log((double)sum));
-}
-
-void qkv_store_row_numbers(const qkv_attention_problem *p, qkv_row_run run, int64_t row,
-                           qkv_row_state state)
-{
-    const double ln2 = 0x1.62e42fefa39efp-1;
-    if (p->lse.data)
-        *(float *)qkv_row_of(&p->lse, p, run, row) = qkv_lse_of(state.max, state.sum);
-    if (!p->row_max.data)
-        return;
-    float max = (float)((double)state.max * ln2);
-    if (state.sum == 0.0f)
-        max = -INFINITY;
-    if (isnan(state.sum))
-        max = state.sum;
-    *(float *)qkv_row_of(&p->row_max, p, run, row) = max;
-}
-
 /* The most tiles a task may have for its state to stay within the limit. */
 static int64_t task_tiles(const qkv_attention_problem *p, const qkv_kernels *k)
 {

@@ -192,11 +192,4 @@ void *qkv_row_of(const qkv_view *view, const qkv_attention_problem *problem, qkv
 void qkv_rows_of(const qkv_view *view, const qkv_attention_problem *problem, qkv_row_run run,
                  int64_t first, int64_t count, void **rows);
 
-/* ln(sum) + max, where 'max' is in units of log2(e): -inf for an empty sum. */
-float qkv_lse_of(float max_log2, float sum);
-
-/* The log-sum-exp and the largest logit of a row, as far as they are wanted. */
-void qkv_store_row_numbers(const qkv_attention_problem *problem, qkv_row_run run, int64_t row,
-                           qkv_row_state state);
-
 #endif

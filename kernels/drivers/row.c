@@ -17,7 +17,7 @@
  * free, the list takes one from each quarter of the block in turn: a core
  * reads four streams half as fast again as one.
  */
-#include "adjust.h"
+#include "anew.h"
 #include "attention.h"
 #include "typed.h"
 #include "visibility.h"
@@ -45,13 +45,13 @@ static int64_t block_keys(const qkv_attention_problem *p)
 
 /* The parts of a worker's scratch memory. */
 typedef struct row_scratch {
-    float *logits;  /* [QKV_ROWS_MAX][QKV_KEY_BLOCK] */
-    float *bias;    /* likewise: -inf where a row does not see a key */
-    float *out;     /* [pass][value_dim]: of all parts up to here */
-    float *part;    /* [pass][value_dim]: of one part */
-    float *query;   /* [pass][head_dim], where the queries are not used in place */
-    float *value;   /* [value_dim] */
-    float *weights; /* for qkv_store_weights() */
+    float *logits; /* [QKV_ROWS_MAX][QKV_KEY_BLOCK] */
+    float *bias;   /* likewise: -inf where a row does not see a key */
+    float *out;    /* [pass][value_dim]: of all parts up to here */
+    float *part;   /* [pass][value_dim]: of one part */
+    float *query;  /* [pass][head_dim], where the queries are not used in place */
+    float *value;  /* [value_dim] */
+    float *anew;   /* for qkv_end_row() */
 } row_scratch;
 
 /* Lays out the parts from 'base' on; returns the floats used. */
@@ -62,9 +62,9 @@ static int64_t lay_out(row_scratch *s, float *base, const qkv_attention_problem 
         QKV_ROWS_MAX * QKV_KEY_BLOCK, QKV_ROWS_MAX * QKV_KEY_BLOCK,
         pass * p->value_dim,          general ? 0 : pass * p->value_dim,
         pass * p->head_dim,           p->value_dim,
-        qkv_weights_scratch(p),
+        qkv_anew_scratch(p),
     };
-    float **parts[] = {&s->logits, &s->bias, &s->out, &s->part, &s->query, &s->value, &s->weights};
+    float **parts[] = {&s->logits, &s->bias, &s->out, &s->part, &s->query, &s->value, &s->anew};
 
     return qkv_lay_out(base, sizes, parts, sizeof sizes / sizeof *sizes);
 }
@@ -417,15 +417,17 @@ static void join(const qkv_kernels *k, qkv_row_state *state, float *out, qkv_row
 static void store_row(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
                       int64_t row, qkv_row_state state, float *sums, float *scratch)
 {
-    qkv_store_row_numbers(p, run, row, state);
+    const qkv_row_end end = qkv_end_row(p, k, run, row, state, scratch);
+    const float *from = end.sums ? end.sums : sums, sum = end.total.sum;
+    qkv_store_row_numbers(p, run, row, end.total);
     /* Before the output, which may lie over the query. */
     if (p->weights.data)
-        qkv_store_weights(p, k, run, row, state, scratch);
+        qkv_store_weights(p, k, run, row, end.total, scratch);
 
     void *out = qkv_row_of(&p->out, p, run, row);
     float *quotients = p->out.dtype == QKV_F32 ? out : sums;
     for (int64_t d = 0; d < p->value_dim; d++)
-        quotients[d] = state.sum == 0.0f ? 0.0f : sums[d] / state.sum;
+        quotients[d] = sum == 0.0f ? 0.0f : from[d] / sum;
     if (p->out.dtype != QKV_F32)
         qkv_narrow_typed(k, p->out.dtype, quotients, out, NULL, p->value_dim);
 }
@@ -443,7 +445,7 @@ static void run_pass(const qkv_attention_problem *p, const qkv_kernels *k, const
                  s->part + row * p->value_dim, p->value_dim);
     }
     for (int64_t row = 0; row < pass->run.count; row++)
-        store_row(p, k, pass->run, row, states[row], s->out + row * p->value_dim, s->weights);
+        store_row(p, k, pass->run, row, states[row], s->out + row * p->value_dim, s->anew);
 }
 
 /* How many rows from 'row' of the run on go together. Where no bit may depend
@@ -494,6 +496,6 @@ void qkv_join_row_parts(const qkv_attention_problem *p, const qkv_attention_plan
         for (int64_t i = 1; i < n_parts; i++)
             join(plan->kernels, &parts[0].states[row], out, parts[i].states[row],
                  parts[i].out + row * p->value_dim, p->value_dim);
-        store_row(p, plan->kernels, run, row, parts[0].states[row], out, s.weights);
+        store_row(p, plan->kernels, run, row, parts[0].states[row], out, s.anew);
     }
 }

@@ -14,7 +14,7 @@
  * are not f32, a block of keys or values, or a tile of queries or outputs, is
  * converted at a time, through one stage.
  */
-#include "adjust.h"
+#include "anew.h"
 #include "attention.h"
 #include "typed.h"
 #include "visibility.h"
@@ -32,7 +32,7 @@ typedef struct tile_scratch {
     float *bias;            /* [key_block][tile_rows], of one tile and block */
     float *bias_rows;       /* [tile_rows][key_block], the same before it is turned */
     float *odd;             /* as 'values': those that are not finite */
-    float *weights;         /* for qkv_store_weights() */
+    float *anew;            /* for qkv_end_row() */
 } tile_scratch;
 
 static int64_t panels_dim(const qkv_kernels *k, int64_t value_dim)
@@ -64,10 +64,10 @@ static int64_t lay_out(tile_scratch *s, float *base, const qkv_attention_problem
         qkv_has_bias(p) ? (int64_t)k->key_block * k->tile_rows : 0,
         qkv_has_bias(p) ? (int64_t)k->key_block * k->tile_rows : 0,
         may_adjust(p) ? k->key_block * value_columns : 0,
-        qkv_weights_scratch(p),
+        qkv_anew_scratch(p),
     };
-    float **parts[] = {&s->values, &s->logits, &s->query,     &s->out, &s->max,    &s->sum,
-                       &s->stage,  &s->bias,   &s->bias_rows, &s->odd, &s->weights};
+    float **parts[] = {&s->values, &s->logits, &s->query,     &s->out, &s->max, &s->sum,
+                       &s->stage,  &s->bias,   &s->bias_rows, &s->odd, &s->anew};
 
     return qkv_lay_out(base, sizes, parts, sizeof sizes / sizeof *sizes);
 }
@@ -271,7 +271,7 @@ static qkv_tile_adjust_args adjust_args(const qkv_attention_problem *p, const qk
     *numbers = (row_numbers){{0}, {0}, {0}, {0}};
     for (int64_t i = 0; i < t.count; i++) {
         const qkv_row_place place = qkv_place_of(p, run, t.first + i);
-        f = qkv_factors_of(p, place.head, QKV_UNITS_LOG2);
+        f = qkv_factors_of(p, place.head, QKV_UNITS_LOG2, qkv_has_bias(p));
         numbers->scale[i] = f.scale;
         numbers->slope[i] = f.slope;
         numbers->behind[i] = qkv_behind_of(place, first);
@@ -374,17 +374,29 @@ static void step_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
         k->tile_step_f32(&args);
 }
 
-/* What is written of rows beside their output. */
-static void store_numbers(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                          tile_part t, const tile_scratch *s)
+/* Row i of the tile becomes what it is made anew. */
+static void replace_row(const qkv_attention_problem *p, const qkv_kernels *k, tile_part t,
+                        int64_t i, qkv_row_end end, const tile_scratch *s)
 {
-    if (!p->lse.data && !p->row_max.data && !p->weights.data)
-        return;
-    for (int64_t i = t.first; i < t.first + t.count; i++) {
-        const qkv_row_state state = {s->max[i], s->sum[i]};
-        qkv_store_row_numbers(p, run, i, state);
+    float *out = s->out + t.first * panels_dim(k, p->value_dim) + i;
+    for (int64_t d = 0; d < p->value_dim; d++)
+        out[d * k->tile_rows] = end.sums[d];
+    s->sum[t.first + i] = end.total.sum;
+}
+
+/* The ends of rows, and what is written of them beside their output. */
+static void end_rows(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                     tile_part t, const tile_scratch *s)
+{
+    for (int64_t i = 0; i < t.count; i++) {
+        const int64_t row = t.first + i;
+        const qkv_row_state state = {s->max[row], s->sum[row]};
+        const qkv_row_end end = qkv_end_row(p, k, run, row, state, s->anew);
+        if (end.sums)
+            replace_row(p, k, t, i, end, s);
+        qkv_store_row_numbers(p, run, row, end.total);
         if (p->weights.data)
-            qkv_store_weights(p, k, run, i, state, s->weights);
+            qkv_store_weights(p, k, run, row, end.total, s->anew);
     }
 }
 
@@ -392,7 +404,7 @@ static void store_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv
                        tile_part t, const tile_scratch *s)
 {
     /* Before the output, which may lie over the queries. */
-    store_numbers(p, k, run, t, s);
+    end_rows(p, k, run, t, s);
     const bool narrow = p->out.dtype != QKV_F32;
     void *rows[QKV_TILE_ROWS_MAX];
     float *wide[QKV_TILE_ROWS_MAX];

@@ -6,7 +6,6 @@
  */
 #include "internal.h"
 
-#include <float.h>
 #include <math.h>
 
 #include "isa_neon.h"
@@ -46,12 +45,10 @@ QKV_INLINE float32x4_t capped(float32x4_t t, float cap)
     return cap != 0.0f ? vmulq_n_f32(tanh_f32x4(t), cap) : t;
 }
 
-/* FMAX returns a NaN if either operand is one: one in a bias stays. */
 QKV_INLINE float32x4_t biased(float32x4_t t, float32x4_t bias, float bias_scale)
 {
-    const float32x4_t hidden = vdupq_n_f32(-INFINITY);
-    const float32x4_t b = vmaxq_f32(vmulq_n_f32(bias, bias_scale), vdupq_n_f32(-FLT_MAX));
-    return vbslq_f32(vceqq_f32(bias, hidden), hidden, vaddq_f32(t, b));
+    const float32x4_t hidden = vdupq_n_f32(-INFINITY), half = vfmaq_n_f32(t, bias, bias_scale);
+    return vbslq_f32(vceqq_f32(bias, hidden), hidden, vaddq_f32(half, half));
 }
 
 /* --------------------------------------------------------------------- row */

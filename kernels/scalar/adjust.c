@@ -6,16 +6,18 @@
  *     scale    t = s (q . k)                 s = 1/sqrt(head_dim): Vaswani et al. 2017, 3.2.1
  *     softcap  t = cap tanh(t / cap)         Gemma 2 (2024), 2: capped, but never hidden
  *     slope    t = t + slope (j - p)         Press et al., "Train Short, Test Long", 2022 (ALiBi)
- *     bias     t = t + bias                  Raffel et al., T5, 2020, 2.1; ONNX Attention
+ *     bias     t = 2 (t/2 + bias/2)          Raffel et al., T5, 2020, 2.1; ONNX Attention
  *     hidden   t = -inf                      whatever t was: a NaN too
  *
  * The cap comes before slope and bias, as after them it would turn a hidden
  * key's -inf into the finite -cap. All is in units of log2(e), in which the
  * tile takes its exponentials; the factors that lead there are the caller's.
+ * Where there is a bias they lead to half of that, and its sum is doubled: a
+ * bias of -FLT_MAX fits these units no more than a logit of FLT_MAX does, but
+ * what they come to together may.
  */
 #include "internal.h"
 
-#include <float.h>
 #include <math.h>
 
 #include "../constants.h"
@@ -57,12 +59,12 @@ static float sloped(float t, float slope, float ahead)
     return slope != 0.0f ? t + slope * ahead : t;
 }
 
+/* 't' and bias * bias_scale are halves. */
 static float biased(float t, float bias, float bias_scale)
 {
     if (bias == -INFINITY)
         return -INFINITY;
-    const float b = bias * bias_scale;
-    return t + (b < -FLT_MAX ? -FLT_MAX : b);
+    return 2.0f * (t + bias * bias_scale);
 }
 
 void qkv_row_adjust_f32_scalar(const qkv_row_adjust_args *a)

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A row whose logits are made anew, a few keys at a time and slowly: for its
+ * weights, which fused attention never stores (weights.c), and where logits
+ * are too large for the units of log2(e) that it holds them in (extreme.c).
+ */
+#ifndef QKV_DRIVERS_ANEW_H
+#define QKV_DRIVERS_ANEW_H
+
+#include "adjust.h"
+
+/* A row with what is needed on the way; the arrays are scratch memory. */
+typedef struct qkv_anew {
+    const qkv_attention_problem *problem;
+    const qkv_kernels *kernels;
+    qkv_row_place place;
+    int64_t kv_head, keys; /* keys a time, at most */
+    const float *query;
+    float *bias;   /* [keys], as of the latest keys */
+    float *logits; /* [keys]: the caller's */
+    float *stage;  /* rows on their way to f32 */
+    float *out;    /* [value_dim]: qkv_extreme_row()'s result */
+    float *part;   /* [value_dim]: likewise its own */
+} qkv_anew;
+
+/* Floats of scratch memory; and a row begun with it. */
+int64_t qkv_anew_scratch(const qkv_attention_problem *problem);
+qkv_anew qkv_anew_begin(const qkv_attention_problem *problem, const qkv_kernels *kernels,
+                        qkv_row_run run, int64_t row, float *scratch);
+
+/*
+ * The logits of keys first .. first + n - 1, n <= keys, as they are after the
+ * stage; keys that a mask or the tree hides have -inf after the last ones. The
+ * softmax's are in the units that are asked for, all others as they are.
+ */
+void qkv_anew_logits(const qkv_anew *row, int64_t first, int64_t n, int32_t stage, qkv_units units,
+                     float *logits);
+
+/* What a row comes to: 'max' in these units. */
+typedef struct qkv_row_total {
+    float max, sum;
+    qkv_units units;
+} qkv_row_total;
+
+/* The row's normalised weights, or its logits, into the descriptor's 'weights'. */
+void qkv_store_weights(const qkv_attention_problem *problem, const qkv_kernels *kernels,
+                       qkv_row_run run, int64_t row, qkv_row_total total, float *scratch);
+
+/* The log-sum-exp and the largest logit of a row, as far as they are wanted. */
+void qkv_store_row_numbers(const qkv_attention_problem *problem, qkv_row_run run, int64_t row,
+                           qkv_row_total total);
+
+/*
+ * A row that the fused way cannot hold: see extreme.c. 'sums' has the weighted
+ * values, not normalised; NULL where the total of the fused way stands.
+ */
+typedef struct qkv_row_end {
+    qkv_row_total total;
+    const float *sums;
+} qkv_row_end;
+qkv_row_end qkv_end_row(const qkv_attention_problem *problem, const qkv_kernels *kernels,
+                        qkv_row_run run, int64_t row, qkv_row_state state, float *scratch);
+
+#endif
