@@ -12,7 +12,7 @@ static qkv_status check_sizes(qkv_attention_desc *d)
     if (d->flags & ~(QKV_CAUSAL | QKV_SCALE_SET | QKV_WINDOW | QKV_INVARIANT | QKV_SPLIT))
         return QKV_E_FLAGS;
     if (d->batch < 0 || d->q_heads < 0 || d->kv_heads < 0 || d->q_len < 0 || d->kv_len < 0 ||
-        d->head_dim < 1 || d->value_dim < 0)
+        d->head_dim < 1 || d->value_dim < 0 || d->shared_len < 0 || d->shared_len > d->kv_len)
         return QKV_E_SHAPE;
     if (d->batch == 0)
         d->batch = 1;
@@ -84,6 +84,18 @@ static qkv_status check_page_sizes(qkv_attention_desc *d)
                                 &d->page_table_stride);
 }
 
+/* Are a sequence's pages of the shared prefix those of the first one? */
+static bool shares_pages(const qkv_attention_problem *p, const qkv_sequence *s)
+{
+    const qkv_sequence first = qkv_sequence_at(p, 0);
+    int64_t shared = first.kv_len < s->kv_len ? first.kv_len : s->kv_len;
+    shared = (p->shared_len < shared ? p->shared_len : shared) >> p->page_shift;
+    for (int64_t i = 0; i < shared; i++)
+        if (s->pages[i] != first.pages[i])
+            return false;
+    return true;
+}
+
 /* Every entry of the page table that a sequence's length reaches. */
 static qkv_status check_pages(const qkv_attention_desc *d, qkv_attention_problem *p)
 {
@@ -101,6 +113,8 @@ static qkv_status check_pages(const qkv_attention_desc *d, qkv_attention_problem
         for (int64_t i = 0; i <= last; i++)
             if (s.pages[i] < 0 || s.pages[i] >= d->pages)
                 return QKV_E_INDEX;
+        if (!shares_pages(p, &s))
+            return QKV_E_INDEX;
     }
     return QKV_OK;
 }
@@ -288,7 +302,7 @@ static qkv_status copy_desc(qkv_attention_desc *copy, const qkv_attention_desc *
 static bool has_schedule(const qkv_attention_desc *d)
 {
     return d->flags & QKV_SPLIT || d->page_size != 0 || d->q_starts || d->kv_starts || d->kv_lens ||
-           d->q_offsets;
+           d->q_offsets || d->shared_len;
 }
 
 qkv_status qkv_check_attention(const qkv_attention_desc *desc, qkv_attention_problem *p)
@@ -308,6 +322,7 @@ qkv_status qkv_check_attention(const qkv_attention_desc *desc, qkv_attention_pro
                                  .kv_len = d.kv_len,
                                  .head_dim = d.head_dim,
                                  .value_dim = d.value_dim,
+                                 .shared_len = d.shared_len,
                                  .causal = (d.flags & QKV_CAUSAL) != 0,
                                  .invariant = (d.flags & QKV_INVARIANT) != 0,
                                  .split = (d.flags & QKV_SPLIT) != 0};

@@ -196,6 +196,16 @@ void any_poison_row(const any_tensor *t, int64_t b, int64_t h, int64_t i, bool i
     }
 }
 
+void any_copy_row(const any_tensor *t, int64_t h, int64_t i, int64_t from, int64_t to)
+{
+    void *row = any_row(t, to, h, i), *source = any_row(t, from, h, i);
+    if (row == source)
+        return;
+    memcpy(row, source, (size_t)bytes_of(t->dtype, t->dim));
+    if (t->scales)
+        *scale_at(t, to, h, i) = *scale_at(t, from, h, i);
+}
+
 double *any_doubles(const any_tensor *t, int slot)
 {
     const int64_t *n = t->count;

@@ -47,6 +47,9 @@ void any_fill(const any_tensor *t, rng *r);
 void any_put_nan(const any_tensor *t, int64_t b, int64_t h, int64_t i, int64_t d);
 void any_poison_row(const any_tensor *t, int64_t b, int64_t h, int64_t i, bool infinite);
 
+/* Row i of head h of one sequence becomes that of another. */
+void any_copy_row(const any_tensor *t, int64_t h, int64_t i, int64_t from, int64_t to);
+
 /* All of it in f64, [count 0][count 1][count 2][dim]; 0 for rows that are not there. */
 double *any_doubles(const any_tensor *t, int slot);
 

@@ -5,13 +5,13 @@
 #include <stdio.h>
 
 static const char *const field_names[C_FIELDS] = {
-    "more batch",     "more kv_heads", "more group",  "more q_len", "kv_len", "more head_dim",
-    "more value_dim", "causal",        "windowed",    "left",       "right",  "sink_tokens",
-    "offsets",        "q_starts",      "kv_starts",   "kv_lens",    "paged",  "scale",
-    "softcap",        "slopes",        "head_scales", "sinks",      "mask",   "mask strides",
-    "mask density",   "tree",          "type q",      "type k",     "type v", "type out",
-    "how q",          "how kv",        "how out",     "in place",   "latent", "invariant",
-    "tasks",          "row_max",       "weights",     "poison",     "nan"};
+    "more batch",     "more kv_heads", "more group", "more q_len",  "kv_len",   "more head_dim",
+    "more value_dim", "causal",        "windowed",   "left",        "right",    "sink_tokens",
+    "offsets",        "q_starts",      "kv_starts",  "kv_lens",     "shared",   "paged",
+    "scale",          "softcap",       "slopes",     "head_scales", "sinks",    "mask",
+    "mask strides",   "mask density",  "tree",       "type q",      "type k",   "type v",
+    "type out",       "how q",         "how kv",     "how out",     "in place", "latent",
+    "invariant",      "tasks",         "row_max",    "weights",     "poison",   "nan"};
 
 static bool one_in(rng *r, int n)
 {
@@ -35,7 +35,7 @@ static void small_shape(rng *r, semantic_case *c)
 /* Few queries and so many keys that they make several parts. */
 static void long_shape(rng *r, semantic_case *c)
 {
-    c->f[C_MORE_BATCH] = (int)rng_int(r, 0, 1);
+    c->f[C_MORE_BATCH] = (int)rng_int(r, 0, 4);
     c->f[C_MORE_GROUP] = (int)rng_int(r, 0, 3);
     c->f[C_MORE_Q] = (int)rng_int(r, 0, 3);
     c->f[C_KV] = (int)rng_int(r, 400, 2600);
@@ -85,6 +85,17 @@ static void random_features(rng *r, semantic_case *c)
     c->f[C_WEIGHTS] = one_in(r, 3) ? (int)rng_int(r, 1, 4) : 0;
 }
 
+/* Mostly without what makes sequences read a shared prefix on their own. */
+static void share(rng *r, semantic_case *c)
+{
+    c->f[C_SHARED] = (int)rng_int(r, 1, c->f[C_KV] + 1);
+    if (one_in(r, 4))
+        return;
+    c->f[C_MASK] = c->f[C_TREE] = c->f[C_INVARIANT] = 0;
+    c->f[C_OFFSETS] = c->f[C_KV_STARTS] = 0;
+    c->f[C_MORE_Q] = (int)rng_int(r, 0, 1);
+}
+
 /* All f32; or 16 bits here and there; or a cache of any type. */
 static void random_types(rng *r, semantic_case *c)
 {
@@ -113,9 +124,11 @@ semantic_case semantic_case_random(uint64_t seed)
         small_shape(&r, &c);
     random_features(&r, &c);
     random_types(&r, &c);
+    if (c.f[C_MORE_BATCH] > 0 && one_in(&r, shape == 1 ? 2 : 6))
+        share(&r, &c);
     if (c.f[C_MORE_BATCH] > 0) {
         c.f[C_Q_STARTS] = one_in(&r, 2);
-        c.f[C_KV_STARTS] = one_in(&r, 2);
+        c.f[C_KV_STARTS] = one_in(&r, c.f[C_SHARED] ? 6 : 2);
     }
     c.f[C_HOW_Q] = (int)rng_int(&r, 0, 2);
     c.f[C_HOW_KV] = (int)rng_int(&r, 0, 2);

@@ -29,6 +29,7 @@ enum {
     C_Q_STARTS,  /* the queries are dealt out to the sequences */
     C_KV_STARTS, /* the keys likewise, where they are not in pages */
     C_KV_LENS,   /* a length of its own for every sequence */
+    C_SHARED,    /* so many keys are the same in all sequences */
     C_PAGED,     /* pages of 4 << n keys, in any order */
     C_SCALE,     /* 0: the default; 1: set to 0; 2: negative; 3: large */
     C_SOFTCAP,

@@ -598,6 +598,75 @@ Test(ragged, long_heads)
         check_ragged(&r, 600, 1100);
 }
 
+/* ---------------------------------------------------------- shared prefixes */
+
+enum { SHARING = 6, SHARED_KEYS = 2 * QKV_KEY_BLOCK, ALL_KEYS = SHARED_KEYS + 70 };
+
+static qkv_attention_desc sharing_desc(rng *r, int64_t shared_len)
+{
+    enum { DIM_K = 16, DIM_V = 8, KV_HEADS = 2 };
+    const int64_t rows = SHARING * KV_HEADS;
+    float *q = guarded(SLOT_Q, rows * DIM_K, PLACE_AT_END);
+    float *k = guarded(SLOT_K, rows * ALL_KEYS * DIM_K, PLACE_AT_END);
+    float *v = guarded(SLOT_V, rows * ALL_KEYS * DIM_V, PLACE_AT_END);
+    fill_normal(r, q, rows * DIM_K, 1.0f);
+    fill_normal(r, k, rows * ALL_KEYS * DIM_K, 1.0f);
+    fill_normal(r, v, rows * ALL_KEYS * DIM_V, 1.0f);
+    for (int64_t i = KV_HEADS; i < rows; i++) {
+        memcpy(k + i * ALL_KEYS * DIM_K, k + i % KV_HEADS * ALL_KEYS * DIM_K,
+               SHARED_KEYS * DIM_K * sizeof *k);
+        memcpy(v + i * ALL_KEYS * DIM_V, v + i % KV_HEADS * ALL_KEYS * DIM_V,
+               SHARED_KEYS * DIM_V * sizeof *v);
+    }
+    return (qkv_attention_desc){.size = sizeof(qkv_attention_desc),
+                                .flags = QKV_CAUSAL,
+                                .batch = SHARING,
+                                .q_heads = KV_HEADS,
+                                .q_len = 1,
+                                .kv_len = ALL_KEYS,
+                                .head_dim = DIM_K,
+                                .value_dim = DIM_V,
+                                .query = {.data = q},
+                                .key = {.data = k},
+                                .value = {.data = v},
+                                .out = {.data = guarded(SLOT_OUT, rows * DIM_V, PLACE_AT_END)},
+                                .shared_len = shared_len};
+}
+
+/* What a sequence shares with the first one becomes NaN. */
+static void spoil_copies(const qkv_attention_desc *d)
+{
+    for (int64_t i = d->q_heads; i < d->batch * d->q_heads; i++)
+        for (int64_t j = 0; j < SHARED_KEYS; j++) {
+            canary_fill((float *)d->key.data + (i * ALL_KEYS + j) * d->head_dim, d->head_dim);
+            canary_fill((float *)d->value.data + (i * ALL_KEYS + j) * d->value_dim, d->value_dim);
+        }
+}
+
+/* Of keys that sequences share one sequence's are read, and no bit tells. */
+Test(ragged, shared_prefix_is_read_once)
+{
+    for_each_isa(isa)
+    {
+        context("%s", qkv_isa_name());
+        rng r = rng_make("shared prefix");
+        float want[SHARING * 2 * 8];
+        qkv_attention_desc d = sharing_desc(&r, SHARED_KEYS);
+        size_t bytes = 0;
+        cr_assert_eq(qkv_attention_scratch_size(&d, 1, &bytes), QKV_OK);
+        void *scratch = guarded_bytes(SLOT_SCRATCH, bytes, PLACE_AT_START);
+        d.shared_len = 0;
+        cr_assert_eq(qkv_attention(&d, scratch, bytes), QKV_OK);
+        memcpy(want, d.out.data, sizeof want);
+        spoil_copies(&d);
+        d.shared_len = SHARED_KEYS;
+        cr_assert_eq(qkv_attention(&d, scratch, bytes), QKV_OK);
+        expect_same_bits("out", d.out.data, want, SHARING * 2 * 8);
+        guards_intact();
+        tally(isa, 1);
+    }
+}
+
 /* ----------------------------------------------------------------- misuse */
 
 /* Three sequences in pages of 8, whose descriptor is then made wrong. */
@@ -694,6 +763,12 @@ static bool misuse(int n, parts *x, qkv_attention_desc *d, const char **what, qk
         WRONG(paged, QKV_E_OVERFLOW, d->page_table_stride = INT64_MAX / 8)
         WRONG(paged, QKV_E_OVERFLOW, d->pages = INT64_MAX)
         WRONG(paged, QKV_E_NULL, d->page_table = NULL)
+        WRONG(paged, QKV_OK, d->shared_len = 7)
+        WRONG(paged, QKV_OK, d->shared_len = 9; x->table[8] = 8)
+        WRONG(paged, QKV_E_INDEX, d->shared_len = 8)
+        WRONG(paged, QKV_E_SHAPE, d->shared_len = -1)
+        WRONG(paged, QKV_E_SHAPE, d->shared_len = KV_ROWS + 1)
+        WRONG(started, QKV_E_SHAPE, d->shared_len = KV_ROWS + 1)
         WRONG(paged, QKV_E_FLAGS, d->kv_starts = x->kv_starts)
         WRONG(paged, QKV_E_ALIGN, d->page_table = shifted(x->table, 2))
         WRONG(paged, QKV_E_ALIGN, d->q_starts = shifted(x->q_starts, 4))

@@ -501,6 +501,18 @@ typedef struct qkv_attention_desc {
      * do not exist are 0, or -infinity with QKV_WEIGHTS_MASKED.
      */
     qkv_tensor row_max, weights;
+
+    /*
+     * A prefix that sequences share: the first 'shared_len' keys and values are
+     * the same in all sequences (in those that have fewer, all of theirs). Of
+     * each QKV_KEY_BLOCK keys in it one sequence's are then read for all, as
+     * long as sequences have few queries (decoding), see all of it and there
+     * is no mask and no tree. This changes no bit of a result. With pages the
+     * sequences' first shared_len / page_size entries must be equal; without,
+     * that the memory holds the same is the caller's word. Needs
+     * qkv_attention_begin(). 0: none.
+     */
+    int64_t shared_len;
 } qkv_attention_desc;
 
 /* Which kind of code a descriptor takes. */
@@ -584,8 +596,8 @@ QKV_API qkv_status qkv_attention(const qkv_attention_desc *desc, void *scratch,
  * calls at the same time need different workers. Select no other ISA
  * between the size query and the last task.
  *
- * A descriptor with QKV_SPLIT, with arrays of starts, lengths or offsets or
- * with pages needs qkv_attention_begin() first, once for every time that all
+ * A descriptor with QKV_SPLIT, with arrays of starts, lengths or offsets, with
+ * pages or a shared prefix needs qkv_attention_begin() first, once for every time that all
  * its tasks are run: it checks the whole descriptor and writes into 'scratch'
  * who does what; 'scratch_size' is that of all workers, none of whose parts
  * may overlap a tensor. Until the last task has ended the descriptor, its arrays and

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-#include "attention.h"
+#include "adjust.h"
 #include "typed.h"
+#include "visibility.h"
 
 #include <math.h>
 #include <string.h>
@@ -238,6 +239,38 @@ qkv_cut qkv_cut_sequence(const qkv_attention_problem *p, const qkv_attention_pla
     return cut;
 }
 
+/* How many parts of its keys are in the shared prefix and seen by all its rows. */
+static int64_t shared_parts(const qkv_attention_problem *p, const qkv_sequence *s,
+                            const qkv_cut *cut)
+{
+    if (p->shared_len == 0 || cut->parts < 2 || qkv_has_bias(p))
+        return 0;
+    const qkv_range first = qkv_visible_keys(p, s, 0);
+    if (qkv_visible_keys(p, s, s->q_len - 1).begin > 0)
+        return 0;
+    return (first.end < p->shared_len ? first.end : p->shared_len) / cut->part_keys;
+}
+
+qkv_sharing qkv_sharing_from(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                             int64_t first)
+{
+    qkv_sharing sharing = {.first = first, .count = 1};
+    qkv_sequence s = qkv_sequence_at(p, first);
+    const qkv_cut cut = qkv_cut_sequence(p, plan, &s);
+    const int64_t parts = shared_parts(p, &s, &cut);
+    for (int64_t b = first + 1, rows = cut.rows; b < p->batch && parts > 0; b++) {
+        s = qkv_sequence_at(p, b);
+        const qkv_cut next = qkv_cut_sequence(p, plan, &s);
+        rows += next.rows;
+        if (rows > QKV_SHARING_ROWS || next.part_keys != cut.part_keys ||
+            shared_parts(p, &s, &next) != parts)
+            break;
+        sharing.count++;
+        sharing.parts = parts;
+    }
+    return sharing;
+}
+
 qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *p, const qkv_kernels *kernels)
 {
     qkv_attention_plan plan = {.kernels = kernels, .general = !tile_fits(p, kernels)};
@@ -283,7 +316,11 @@ void qkv_run_attention(const qkv_attention_problem *p, const qkv_attention_plan 
     for (int64_t b = 0; b < p->batch; b++) {
         const qkv_sequence s = qkv_sequence_at(p, b);
         const qkv_cut cut = qkv_cut_sequence(p, plan, &s);
-        for (int64_t task = 0; task < p->kv_heads * cut.runs; task++)
+        const qkv_sharing sharing = qkv_sharing_from(p, plan, b);
+        for (int64_t head = 0; head < p->kv_heads && sharing.count > 1; head++)
+            qkv_run_sharing(p, plan, &sharing, head, scratch);
+        for (int64_t task = 0; task < p->kv_heads * cut.runs && sharing.count == 1; task++)
             qkv_run_cut(p, plan, &s, &cut, task, scratch);
+        b += sharing.count - 1;
     }
 }

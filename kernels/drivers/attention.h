@@ -18,6 +18,7 @@ typedef struct qkv_attention_problem {
      * kv_starts; or the most that a sequence has. */
     int64_t q_len, kv_len;
     int64_t head_dim, value_dim;
+    int64_t shared_len; /* keys that are the same in all sequences */
     /* As in qkv_attention_desc; NULL where every sequence is alike. */
     const int64_t *q_starts, *kv_starts, *kv_lens, *q_offsets;
     const int32_t *page_table; /* NULL: keys and values are not in pages */
@@ -79,6 +80,14 @@ enum {
     QKV_PARTS_MAX = 64
 };
 
+/* Sequences from 'first' on that go together through the first parts of their
+ * keys, which are the same; count is 1, and parts 0, for a sequence alone. */
+typedef struct qkv_sharing {
+    int64_t first, count, parts;
+} qkv_sharing;
+
+enum { QKV_SHARING_ROWS = 64 }; /* most rows of a key/value head that go together so */
+
 /* What is decided for all sequences of a problem. */
 typedef struct qkv_attention_plan {
     const qkv_kernels *kernels;
@@ -90,6 +99,9 @@ qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *problem,
                                       const qkv_kernels *kernels);
 qkv_cut qkv_cut_sequence(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                          const qkv_sequence *sequence);
+
+qkv_sharing qkv_sharing_from(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
+                             int64_t first);
 
 /* Keys begin <= j < end. */
 typedef struct qkv_range {
@@ -140,6 +152,10 @@ void qkv_run_row_part(const qkv_attention_problem *problem, const qkv_attention_
                       float *scratch);
 void qkv_join_row_parts(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                         qkv_row_run run, const qkv_partial *parts, int64_t n_parts, float *scratch);
+
+/* All rows of a key/value head of sequences that share the first parts of their keys. */
+void qkv_run_sharing(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
+                     const qkv_sharing *sharing, int64_t kv_head, float *scratch);
 
 /* Rows that the row driver takes together: fewer where a row is very large. */
 int64_t qkv_pass_rows(bool general);

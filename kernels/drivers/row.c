@@ -52,6 +52,7 @@ typedef struct row_scratch {
     float *query;  /* [pass][head_dim], where the queries are not used in place */
     float *value;  /* [value_dim] */
     float *anew;   /* for qkv_end_row() */
+    float *shared; /* [QKV_SHARING_ROWS][value_dim + head_dim], for qkv_run_sharing() */
 } row_scratch;
 
 /* Lays out the parts from 'base' on; returns the floats used. */
@@ -59,12 +60,17 @@ static int64_t lay_out(row_scratch *s, float *base, const qkv_attention_problem 
 {
     const int64_t pass = qkv_pass_rows(general);
     const int64_t sizes[] = {
-        QKV_ROWS_MAX * QKV_KEY_BLOCK, QKV_ROWS_MAX * QKV_KEY_BLOCK,
-        pass * p->value_dim,          general ? 0 : pass * p->value_dim,
-        pass * p->head_dim,           p->value_dim,
+        QKV_ROWS_MAX * QKV_KEY_BLOCK,
+        QKV_ROWS_MAX * QKV_KEY_BLOCK,
+        pass * p->value_dim,
+        general ? 0 : pass * p->value_dim,
+        pass * p->head_dim,
+        p->value_dim,
         qkv_anew_scratch(p),
+        p->shared_len > 0 && !general ? QKV_SHARING_ROWS * (p->value_dim + p->head_dim) : 0,
     };
-    float **parts[] = {&s->logits, &s->bias, &s->out, &s->part, &s->query, &s->value, &s->anew};
+    float **parts[] = {&s->logits, &s->bias,  &s->out,  &s->part,
+                       &s->query,  &s->value, &s->anew, &s->shared};
 
     return qkv_lay_out(base, sizes, parts, sizeof sizes / sizeof *sizes);
 }
@@ -83,11 +89,17 @@ typedef struct row_ranges {
 
 /* Rows of a run that go through the keys together. */
 typedef struct row_pass {
-    qkv_row_run run; /* these rows alone */
+    qkv_row_run run;             /* these rows alone */
+    const qkv_row_place *places; /* NULL; or theirs, where they are of several sequences */
     const float *query;
     int64_t query_stride;
     row_ranges sinks, sees; /* see qkv_sink_keys() */
 } row_pass;
+
+static qkv_row_place place_in(const qkv_attention_problem *p, const row_pass *pass, int64_t row)
+{
+    return pass->places ? pass->places[row] : qkv_place_of(p, pass->run, row);
+}
 
 /* Some rows of a pass against one block of keys, as the kernels take them. */
 typedef struct row_block {
@@ -111,6 +123,7 @@ static void begin_pass(const qkv_attention_problem *p, const qkv_kernels *k, qkv
                        int64_t first, int64_t count, float *wide, row_pass *pass)
 {
     pass->run = (qkv_row_run){run.sequence, run.kv_head, run.first + first, count};
+    pass->places = NULL;
     pass->query = wide;
     pass->query_stride = p->head_dim;
     pass->sinks.all = (qkv_range){0, 0};
@@ -357,7 +370,7 @@ static void run_block(const qkv_attention_problem *p, const qkv_kernels *k, cons
 
     float rescale[QKV_ROWS_MAX];
     for (int64_t i = 0; i < block.rows; i++)
-        rescale[i] = row_softmax(p, k, qkv_place_of(p, pass->run, block.row + i), block.keys,
+        rescale[i] = row_softmax(p, k, place_in(p, pass, block.row + i), block.keys,
                                  clip(block.ranges->row[block.row + i], block.keys),
                                  qkv_has_bias(p) ? s->bias + i * QKV_KEY_BLOCK : NULL,
                                  s->logits + i * QKV_KEY_BLOCK, &states[block.row + i]);
@@ -393,7 +406,7 @@ static void run_part(const qkv_attention_problem *p, const qkv_kernels *k, const
                      qkv_range part, qkv_row_state *states, float *out, const row_scratch *s)
 {
     for (int64_t i = 0; i < pass->run.count; i++)
-        states[i] = part.begin == 0 ? qkv_first_state(p, qkv_place_of(p, pass->run, i).head)
+        states[i] = part.begin == 0 ? qkv_first_state(p, place_in(p, pass, i).head)
                                     : (qkv_row_state){.max = -FLT_MAX, .sum = 0.0f};
     memset(out, 0, (size_t)(pass->run.count * p->value_dim) * sizeof *out);
     run_ranges(p, k, pass, &pass->sinks, part, states, out, s);
@@ -497,5 +510,100 @@ void qkv_join_row_parts(const qkv_attention_problem *p, const qkv_attention_plan
             join(plan->kernels, &parts[0].states[row], out, parts[i].states[row],
                  parts[i].out + row * p->value_dim, p->value_dim);
         store_row(p, plan->kernels, run, row, parts[0].states[row], out, s.anew);
+    }
+}
+
+/* ------------------------------------------- a prefix that sequences share */
+
+/* Rows of several sequences, with what their keys so far come to. */
+typedef struct sharing_rows {
+    int64_t n;
+    qkv_row_place places[QKV_SHARING_ROWS];
+    qkv_row_state states[QKV_SHARING_ROWS];
+    float *out, *query; /* [n][value_dim], [n][head_dim] */
+} sharing_rows;
+
+static void add_sequence(const qkv_attention_problem *p, const qkv_kernels *k,
+                         const qkv_sequence *sequence, int64_t kv_head, sharing_rows *rows)
+{
+    const qkv_row_run run = {sequence, kv_head, 0, p->group * sequence->q_len};
+    for (int64_t i = 0; i < run.count; i++, rows->n++) {
+        rows->places[rows->n] = qkv_place_of(p, run, i);
+        qkv_widen_typed(k, p->query.dtype, qkv_row_of(&p->query, p, run, i), NULL,
+                        rows->query + rows->n * p->head_dim, p->head_dim);
+    }
+}
+
+/* A part of the keys that all rows see whole, as they lie in 'reader', for the
+ * rows of one pass; and what the part gives joined to what they have. */
+static void share_part(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run reader,
+                       qkv_range part, int64_t first, sharing_rows *rows, const row_scratch *s)
+{
+    const int64_t rest = rows->n - first;
+    row_pass pass = {.run = reader,
+                     .places = rows->places + first,
+                     .query = rows->query + first * p->head_dim,
+                     .query_stride = p->head_dim};
+    pass.run.count = rest < QKV_PASS_ROWS ? rest : QKV_PASS_ROWS;
+    for (int64_t i = 0; i < pass.run.count; i++)
+        add_range(&pass.sees, i, part);
+    qkv_row_state states[QKV_PASS_ROWS];
+    run_part(p, k, &pass, part, states, s->part, s);
+    for (int64_t i = 0; i < pass.run.count; i++) {
+        float *out = rows->out + (first + i) * p->value_dim;
+        const float *of_part = s->part + i * p->value_dim;
+        if (part.begin > 0) {
+            join(k, &rows->states[first + i], out, states[i], of_part, p->value_dim);
+        } else {
+            rows->states[first + i] = states[i];
+            memcpy(out, of_part, (size_t)p->value_dim * sizeof *out);
+        }
+    }
+}
+
+/* A sequence's other parts; its rows are those from 'first' on. */
+static void end_sequence(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                         const qkv_sequence *sequence, int64_t kv_head, int64_t part, int64_t first,
+                         sharing_rows *rows, const row_scratch *s)
+{
+    const qkv_kernels *k = plan->kernels;
+    const qkv_cut cut = qkv_cut_sequence(p, plan, sequence);
+    row_pass pass;
+    begin_pass(p, k, (qkv_row_run){sequence, kv_head, 0, cut.rows}, 0, cut.rows, s->query, &pass);
+    for (; part < cut.parts; part++) {
+        qkv_row_state states[QKV_PASS_ROWS];
+        run_part(p, k, &pass, qkv_part_keys(&cut, sequence, part), states, s->part, s);
+        for (int64_t i = 0; i < cut.rows; i++)
+            join(k, &rows->states[first + i], rows->out + (first + i) * p->value_dim, states[i],
+                 s->part + i * p->value_dim, p->value_dim);
+    }
+    for (int64_t i = 0; i < cut.rows; i++)
+        store_row(p, k, pass.run, i, rows->states[first + i],
+                  rows->out + (first + i) * p->value_dim, s->anew);
+}
+
+/* Part by part and row by row the same sums as those of each sequence alone. */
+void qkv_run_sharing(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                     const qkv_sharing *sharing, int64_t kv_head, float *scratch)
+{
+    row_scratch s;
+    lay_out(&s, scratch, p, plan->general);
+    qkv_sequence sequences[QKV_SHARING_ROWS];
+    sharing_rows rows = {
+        .n = 0, .out = s.shared, .query = s.shared + QKV_SHARING_ROWS * p->value_dim};
+    for (int64_t i = 0; i < sharing->count; i++) {
+        sequences[i] = qkv_sequence_at(p, sharing->first + i);
+        add_sequence(p, plan->kernels, &sequences[i], kv_head, &rows);
+    }
+
+    const qkv_cut cut = qkv_cut_sequence(p, plan, &sequences[0]);
+    for (int64_t part = 0; part < sharing->parts; part++)
+        for (int64_t first = 0; first < rows.n; first += QKV_PASS_ROWS)
+            share_part(p, plan->kernels, (qkv_row_run){&sequences[0], kv_head, 0, 0},
+                       qkv_part_keys(&cut, &sequences[0], part), first, &rows, &s);
+
+    for (int64_t i = 0, first = 0; i < sharing->count; i++) {
+        end_sequence(p, plan, &sequences[i], kv_head, sharing->parts, first, &rows, &s);
+        first += p->group * sequences[i].q_len;
     }
 }

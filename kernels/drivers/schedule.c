@@ -3,9 +3,11 @@
 
 #include <stdatomic.h>
 
-/* The work of one key/value head of one sequence, in tasks. */
+/* The work of one key/value head of one sequence, in tasks; or of several
+ * sequences that share a prefix, which is one task. */
 typedef struct head_tasks {
     qkv_cut cut;
+    qkv_sharing sharing;
     int64_t parts; /* tasks a run: 1 where one task takes all parts */
     int64_t tasks;
 } head_tasks;
@@ -13,8 +15,10 @@ typedef struct head_tasks {
 static head_tasks head_tasks_of(const qkv_attention_problem *p, const qkv_attention_plan *plan,
                                 const qkv_sequence *s)
 {
-    head_tasks h = {.cut = qkv_cut_sequence(p, plan, s), .parts = 1};
-    if (p->split && h.cut.runs == 1)
+    head_tasks h = {.cut = qkv_cut_sequence(p, plan, s),
+                    .sharing = qkv_sharing_from(p, plan, s->index),
+                    .parts = 1};
+    if (p->split && h.cut.runs == 1 && h.sharing.count == 1)
         h.parts = h.cut.parts;
     h.tasks = h.cut.runs * h.parts;
     return h;
@@ -22,7 +26,8 @@ static head_tasks head_tasks_of(const qkv_attention_problem *p, const qkv_attent
 
 bool qkv_needs_schedule(const qkv_attention_problem *p)
 {
-    return p->split || p->page_table || p->q_starts || p->kv_starts || p->kv_lens || p->q_offsets;
+    return p->split || p->page_table || p->q_starts || p->kv_starts || p->kv_lens || p->q_offsets ||
+           p->shared_len > 0;
 }
 
 int64_t qkv_schedule_tasks(const qkv_attention_problem *p, const qkv_attention_plan *plan)
@@ -30,7 +35,9 @@ int64_t qkv_schedule_tasks(const qkv_attention_problem *p, const qkv_attention_p
     int64_t tasks = 0;
     for (int64_t b = 0; b < p->batch; b++) {
         const qkv_sequence s = qkv_sequence_at(p, b);
-        tasks += p->kv_heads * head_tasks_of(p, plan, &s).tasks;
+        const head_tasks h = head_tasks_of(p, plan, &s);
+        tasks += p->kv_heads * h.tasks;
+        b += h.sharing.count - 1;
     }
     return tasks;
 }
@@ -71,6 +78,7 @@ static bool all_partials(const qkv_attention_problem *p, const qkv_attention_pla
         if (h.parts > 1 && (!qkv_mul(p->kv_heads * h.parts, partial_floats(p, h.cut.rows), &more) ||
                             !qkv_add(*floats, more, floats)))
             return false;
+        b += h.sharing.count - 1;
     }
     return true;
 }
@@ -183,7 +191,9 @@ void qkv_schedule_begin(qkv_schedule *s, const qkv_attention_desc *desc,
         const int64_t rows = h.cut.rows < h.cut.run_rows ? h.cut.rows : h.cut.run_rows;
         const int64_t keys = h.parts > 1 ? h.cut.part_keys : sequence.kv_len;
         if (h.tasks > 0)
-            entries[s->n_entries++] = (qkv_schedule_entry){.sequence = b, .task_cost = rows * keys};
+            entries[s->n_entries++] =
+                (qkv_schedule_entry){.sequence = b, .task_cost = rows * keys * h.sharing.count};
+        b += h.sharing.count - 1;
     }
     sort_entries(entries, s->n_entries);
 
@@ -252,6 +262,10 @@ void qkv_schedule_run(qkv_schedule *s, int64_t task, void *scratch)
     const qkv_sequence sequence = qkv_sequence_at(&s->problem, entry->sequence);
     const head_tasks h = head_tasks_of(&s->problem, &s->plan, &sequence);
     const int64_t local = task - entry->first_task, part = local % h.parts;
+    if (h.sharing.count > 1) {
+        qkv_run_sharing(&s->problem, &s->plan, &h.sharing, local, scratch);
+        return;
+    }
     if (h.parts == 1) {
         qkv_run_cut(&s->problem, &s->plan, &sequence, &h.cut, local, scratch);
         return;

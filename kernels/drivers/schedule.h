@@ -13,9 +13,10 @@
 
 #include "attention.h"
 
-/* A sequence with something to do, and where its tasks, counters and sums begin. */
+/* A sequence with something to do, or several that share a prefix, and where the
+ * tasks, counters and sums begin. */
 typedef struct qkv_schedule_entry {
-    int64_t sequence;
+    int64_t sequence;  /* the first */
     int64_t task_cost; /* of its most costly task */
     int64_t first_task, first_counter, first_partial;
 } qkv_schedule_entry;
