@@ -162,34 +162,44 @@ static int64_t quarter_of(int64_t keys, bool mixed)
 typedef qkv_kv_piece piece_at(const qkv_attention_problem *p, const qkv_sequence *sequence,
                               int64_t kv_head, int64_t first, int64_t most);
 
-/* Lists the keys from 'first' to 'last' of those in 'block', every 'step'th
- * place from 'to' on. */
-static void list_run(const qkv_attention_problem *p, const row_pass *pass, piece_at *pieces,
-                     int64_t first, int64_t last, int64_t to, int64_t step, row_list *list)
+/* Lists n keys, one of each of 'streams' parts in turn, which are the keys from
+ * 'first' on, from 'first' + n / streams on, and so on. */
+static void list_streams(const qkv_attention_problem *p, const row_pass *pass, piece_at *pieces,
+                         int64_t first, int64_t n, const int streams, row_list *list, int64_t to)
 {
-    qkv_kv_piece piece;
-    for (int64_t j = first; j < last; j += piece.count, to += piece.count * step) {
-        piece = pieces(p, pass->run.sequence, pass->run.kv_head, j, last - j);
-        const int64_t stride = piece.stride_bytes;
-        const char *row = piece.data;
+    const int64_t part = n / streams;
+    int64_t run;
+    for (int64_t j = 0; j < part; j += run, to += run * streams) {
+        const char *row[STREAMS];
+        qkv_kv_piece piece[STREAMS];
+        run = part - j;
+        for (int i = 0; i < streams; i++) {
+            piece[i] = pieces(p, pass->run.sequence, pass->run.kv_head, first + i * part + j, run);
+            run = piece[i].count;
+            row[i] = piece[i].data;
+        }
+        const int64_t stride = piece[0].stride_bytes;
         const void **at = list->at + to;
-        for (int64_t i = 0; i < piece.count; i++, at += step, row += stride)
-            *at = row;
-        if (piece.scales)
-            for (int64_t i = 0; i < piece.count; i++)
-                list->own_scales[to + i * step] = piece.scales[i * piece.scales_stride];
-        list->scales = piece.scales ? list->own_scales : NULL;
+        for (int64_t k = 0; k < run; k++, at += streams)
+            for (int i = 0; i < streams; i++)
+                at[i] = row[i] + k * stride;
+        if (!piece[0].scales)
+            continue;
+        for (int64_t k = 0; k < run; k++)
+            for (int i = 0; i < streams; i++)
+                list->own_scales[to + k * streams + i] =
+                    piece[i].scales[k * piece[i].scales_stride];
+        list->scales = list->own_scales;
     }
 }
 
 static void list_block(const qkv_attention_problem *p, const row_pass *pass, piece_at *pieces,
                        qkv_range keys, bool mixed, row_list *list)
 {
-    const int64_t quarter = quarter_of(keys.end - keys.begin, mixed);
-    for (int64_t i = 0; i < STREAMS && quarter; i++)
-        list_run(p, pass, pieces, keys.begin + i * quarter, keys.begin + (i + 1) * quarter, i,
-                 STREAMS, list);
-    list_run(p, pass, pieces, keys.begin + STREAMS * quarter, keys.end, STREAMS * quarter, 1, list);
+    const int64_t n = keys.end - keys.begin, streamed = STREAMS * quarter_of(n, mixed);
+    list->scales = NULL;
+    list_streams(p, pass, pieces, keys.begin, streamed, STREAMS, list, 0);
+    list_streams(p, pass, pieces, keys.begin + streamed, n - streamed, 1, list, streamed);
 }
 
 /* The first values of the block after one of n, to be prefetched; returns how many. */
