@@ -71,6 +71,7 @@ QKV_INLINE void prefetch_lines(lines_ahead *next)
 typedef struct sum_part {
     const float *weights;
     const void *const *values; /* the keys' rows */
+    const void *const *ahead;  /* those of as many keys to be prefetched */
     float *sums;               /* [rows][PANEL] */
     int64_t weights_stride;
     int64_t begin; /* byte of the first column */
@@ -212,6 +213,11 @@ QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, cons
     *p->next = next;
 }
 
+QKV_INLINE void prefetch_at(const void *row, int64_t offset)
+{
+    _mm_prefetch((const char *)((uintptr_t)row + (uintptr_t)offset), _MM_HINT_T0);
+}
+
 QKV_INLINE void add_half_block(const char *block, const float *const *weights, int64_t j,
                                const int n_rows, const int half, const int type, __m256 acc[4][2])
 {
@@ -232,9 +238,8 @@ QKV_INLINE void add_half_block(const char *block, const float *const *weights, i
 QKV_INLINE void sum_half_block(const sum_part *p, int64_t d, const int n_rows, const int half,
                                const int type)
 {
-    const void *const *rows = p->values;
+    const void *const *rows = p->values, *const *ahead = p->ahead;
     const int64_t begin = p->begin + row_bytes(d, type);
-    lines_ahead next = *p->next;
     float *sums = p->sums + d + 16 * half;
     const float *weights[4];
     __m256 acc[4][2];
@@ -245,21 +250,21 @@ QKV_INLINE void sum_half_block(const sum_part *p, int64_t d, const int n_rows, c
         acc[r][1] = _mm256_load_ps(sums + r * PANEL + LANES);
     }
     int64_t j = 0;
-    for (; j + 4 <= p->keys; j += 4) {
-        prefetch_lines(&next);
-        QKV_UNROLL
-        for (int i = 0; i < 4; i++)
-            add_half_block((const char *)rows[j + i] + begin, weights, j + i, n_rows, half, type,
-                           acc);
+    for (; j + 2 <= p->keys; j += 2) {
+        if (half == 0) { /* once a block, which is half a line */
+            prefetch_at(ahead[j], begin);
+            prefetch_at(ahead[j + 1], begin);
+        }
+        add_half_block((const char *)rows[j] + begin, weights, j, n_rows, half, type, acc);
+        add_half_block((const char *)rows[j + 1] + begin, weights, j + 1, n_rows, half, type, acc);
     }
-    for (; j < p->keys; j++)
+    if (j < p->keys)
         add_half_block((const char *)rows[j] + begin, weights, j, n_rows, half, type, acc);
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
         _mm256_store_ps(sums + r * PANEL, acc[r][0]);
         _mm256_store_ps(sums + r * PANEL + LANES, acc[r][1]);
     }
-    *p->next = next;
 }
 
 /* The scales of the blocks of up to 8 keys, from byte 'begin' on. Inserted
@@ -463,6 +468,7 @@ static void sum_panel(const qkv_weighted_sum_kv_args *a, const void *const *valu
                             .last = begin + row_bytes(columns, s->type)};
         sum_part p = {.weights = a->weights + row * a->weights_stride + key,
                       .values = values + key,
+                      .ahead = values + (key + 2 * chunk <= listed ? key + chunk : key),
                       .begin = begin,
                       .sums = sums,
                       .weights_stride = a->weights_stride,
