@@ -128,96 +128,156 @@ QKV_INLINE void block_panel(const float *panel, const float *vectors, int64_t st
     BLOCK_LOOP(4, "16");
 }
 
-/* ------------------------------------------------------- 6 x 2, of a matrix product */
+/* ------------------------------------------- up to 6 x 2, of a matrix product */
 
 /*
- * The same with 6 rows of scalars, 'stride' floats apart, and 2 vectors: 12
- * multiply-adds and 8 loads a step.
+ * The same with up to 6 rows of scalars, 'stride' floats apart, and 2 vectors:
+ * with 6 rows 12 multiply-adds and 8 loads a step, with 5 rows 10 and 7, with 4
+ * rows 8 and 6, which no longer cover the latency of the multiply-adds well.
+ *
+ * product_steps takes any number of steps from 0 on, product_8 adds 8 to what is
+ * there, for a caller that does something else between them.
  */
-enum { BLOCK6_SCALARS = 6, BLOCK6_VECS = 2 };
+enum { PRODUCT_ROWS = 6, PRODUCT_VECS = 2, PRODUCT_STEPS = 8 };
 
-#ifdef QKV_SIMDE
-
-QKV_INLINE void block_6x2(const float *scalars, int64_t stride, const float *vectors, int64_t steps,
-                          __m256 acc[BLOCK6_SCALARS][BLOCK6_VECS])
+/* One step in intrinsics; vectors that the compiler may not load again for each row. */
+QKV_INLINE void product_step(const float *scalars, int64_t stride, const float *vectors,
+                             const int rows, __m256 acc[PRODUCT_ROWS][PRODUCT_VECS])
 {
-    for (int r = 0; r < BLOCK6_SCALARS; r++)
-        for (int v = 0; v < BLOCK6_VECS; v++) {
-            acc[r][v] = _mm256_setzero_ps();
-            for (int64_t i = 0; i < steps; i++)
-                acc[r][v] = _mm256_fmadd_ps(
-                    _mm256_set1_ps(scalars[r * stride + i]),
-                    _mm256_loadu_ps(vectors + (i * BLOCK6_VECS + v) * LANES), acc[r][v]);
-        }
+    __m256 w0 = _mm256_loadu_ps(vectors), w1 = _mm256_loadu_ps(vectors + LANES);
+#ifndef QKV_SIMDE
+    __asm__("" : "+x"(w0), "+x"(w1));
+#endif
+    QKV_UNROLL
+    for (int r = 0; r < rows; r++) {
+        const __m256 scalar = _mm256_set1_ps(scalars[r * stride]);
+        acc[r][0] = _mm256_fmadd_ps(scalar, w0, acc[r][0]);
+        acc[r][1] = _mm256_fmadd_ps(scalar, w1, acc[r][1]);
+    }
 }
 
-#else
+QKV_INLINE void product_more(const float *scalars, int64_t stride, const float *vectors,
+                             int64_t steps, const int rows, __m256 acc[PRODUCT_ROWS][PRODUCT_VECS])
+{
+    for (int64_t i = 0; i < steps; i++)
+        product_step(scalars + i, stride, vectors + i * PRODUCT_VECS * LANES, rows, acc);
+}
 
-#define BLOCK6_FMA(r, scalar)                                                                      \
+#ifndef QKV_SIMDE
+
+/* clang-format off */
+#define PRODUCT_LOAD(i)                                                                            \
+    "vmovups 64*" #i "(%[vectors]), %%ymm12\n\t"                                                   \
+    "vmovups 64*" #i "+32(%[vectors]), %%ymm13\n\t"
+#define PRODUCT_ROW(i, r, at, scalar)                                                              \
+    "vbroadcastss 4*" #i at ", %%ymm" #scalar "\n\t"                                               \
     "vfmadd231ps %%ymm12, %%ymm" #scalar ", %[a" #r "0]\n\t"                                       \
     "vfmadd231ps %%ymm13, %%ymm" #scalar ", %[a" #r "1]\n\t"
+#define PRODUCT_4(i)                                                                               \
+    PRODUCT_LOAD(i)                                                                                \
+    PRODUCT_ROW(i, 0, "(%[s0])", 14) PRODUCT_ROW(i, 1, "(%[s0],%[stride])", 15)                    \
+    PRODUCT_ROW(i, 2, "(%[s0],%[stride],2)", 14) PRODUCT_ROW(i, 3, "(%[s3])", 15)
+#define PRODUCT_5(i) PRODUCT_4(i) PRODUCT_ROW(i, 4, "(%[s3],%[stride])", 14)
+#define PRODUCT_6(i) PRODUCT_5(i) PRODUCT_ROW(i, 5, "(%[s3],%[stride],2)", 15)
+#define PRODUCT_UNROLLED(step) step(0) step(1) step(2) step(3) step(4) step(5) step(6) step(7)
 
-#define BLOCK6_ZERO(r)                                                                             \
+#define PRODUCT_ZERO(r)                                                                            \
     "vxorps %x[a" #r "0], %x[a" #r "0], %x[a" #r "0]\n\t"                                          \
     "vxorps %x[a" #r "1], %x[a" #r "1], %x[a" #r "1]\n\t"
+#define PRODUCT_ZERO_4 PRODUCT_ZERO(0) PRODUCT_ZERO(1) PRODUCT_ZERO(2) PRODUCT_ZERO(3)
 
-#define BLOCK6_STEP(i)                                                                             \
-    "vmovups 64*" #i "(%[vectors]), %%ymm12\n\t"                                                   \
-    "vmovups 64*" #i "+32(%[vectors]), %%ymm13\n\t"                                                \
-    "vbroadcastss 4*" #i "(%[s0]), %%ymm14\n\t" BLOCK6_FMA(                                        \
-        0, 14) "vbroadcastss 4*" #i                                                                \
-               "(%[s0],%[stride]), %%ymm15\n\t" BLOCK6_FMA(                                        \
-                   1, 15) "vbroadcastss 4*" #i                                                     \
-                          "(%[s0],%[stride],2), %%ymm14\n\t" BLOCK6_FMA(                           \
-                              2,                                                                   \
-                              14) "vbroadcastss 4*" #i                                             \
-                                  "(%[s3]), %%ymm15\n\t" BLOCK6_FMA(                               \
-                                      3,                                                           \
-                                      15) "vbroadcastss 4*" #i                                     \
-                                          "(%[s3],%[stride]), %%ymm14\n\t" BLOCK6_FMA(             \
-                                              4,                                                   \
-                                              14) "vbroadcastss 4*" #i                             \
-                                                  "(%[s3],%[stride],2), %%ymm15\n\t" BLOCK6_FMA(   \
-                                                      5, 15)
-
-#define BLOCK6_MOVE(n)                                                                             \
+#define PRODUCT_MOVE(n)                                                                            \
     "add $64*" #n ", %[vectors]\n\t"                                                               \
     "add $4*" #n ", %[s0]\n\t"                                                                     \
     "add $4*" #n ", %[s3]\n\t"
 
-#define BLOCK6_OUT(r) [a##r##0] "=&x"(acc[r][0]), [a##r##1] "=&x"(acc[r][1])
+#define PRODUCT_LOOP(step)                                                                         \
+    "sub $8, %[steps]\n\t"                                                                         \
+    "jl 2f\n\t"                                                                                    \
+    ".p2align 5\n"                                                                                 \
+    "1:\n\t"                                                                                       \
+    PRODUCT_UNROLLED(step)                                                                         \
+    PRODUCT_MOVE(8)                                                                                \
+    "sub $8, %[steps]\n\t"                                                                         \
+    "jge 1b\n"                                                                                     \
+    "2:\n\t"                                                                                       \
+    "add $8, %[steps]\n\t"                                                                         \
+    "jz 4f\n"                                                                                      \
+    "3:\n\t"                                                                                       \
+    step(0)                                                                                        \
+    PRODUCT_MOVE(1)                                                                                \
+    "dec %[steps]\n\t"                                                                             \
+    "jnz 3b\n"                                                                                     \
+    "4:\n\t"
 
-QKV_INLINE void block_6x2(const float *scalars, int64_t stride, const float *vectors, int64_t steps,
-                          __m256 acc[BLOCK6_SCALARS][BLOCK6_VECS])
+#define PRODUCT_OUT(how, r) [a##r##0] how(acc[r][0]), [a##r##1] how(acc[r][1])
+#define PRODUCT_OUT_4(how)                                                                         \
+    PRODUCT_OUT(how, 0), PRODUCT_OUT(how, 1), PRODUCT_OUT(how, 2), PRODUCT_OUT(how, 3)
+#define PRODUCT_OUT_5(how) PRODUCT_OUT_4(how), PRODUCT_OUT(how, 4)
+#define PRODUCT_OUT_6(how) PRODUCT_OUT_5(how), PRODUCT_OUT(how, 5)
+#define PRODUCT_CLOBBERS "xmm12", "xmm13", "xmm14", "xmm15", "cc", "memory"
+
+#define PRODUCT_STEPS_ASM(zero, step, out)                                                         \
+    __asm__(zero PRODUCT_LOOP(step)                                                                \
+            : out("=&x"), [vectors] "+r"(vectors), [s0] "+r"(s0), [s3] "+r"(s3),                   \
+              [steps] "+r"(steps)                                                                  \
+            : [stride] "r"(bytes)                                                                  \
+            : PRODUCT_CLOBBERS)
+#define PRODUCT_8_ASM(step, out)                                                                   \
+    __asm__(PRODUCT_UNROLLED(step)                                                                 \
+            : out("+x")                                                                            \
+            : [vectors] "r"(vectors), [s0] "r"(s0), [s3] "r"(s3), [stride] "r"(bytes)              \
+            : PRODUCT_CLOBBERS)
+/* clang-format on */
+
+QKV_INLINE void product_steps(const float *scalars, int64_t stride, const float *vectors,
+                              int64_t steps, const int rows, __m256 acc[PRODUCT_ROWS][PRODUCT_VECS])
 {
     const float *s0 = scalars, *s3 = scalars + 3 * stride;
-    /* clang-format off */
-    __asm__(BLOCK6_ZERO(0) BLOCK6_ZERO(1) BLOCK6_ZERO(2)
-            BLOCK6_ZERO(3) BLOCK6_ZERO(4) BLOCK6_ZERO(5)
-            "sub $8, %[steps]\n\t"
-            "jl 2f\n\t"
-            ".p2align 5\n"
-            "1:\n\t"
-            BLOCK6_STEP(0) BLOCK6_STEP(1) BLOCK6_STEP(2) BLOCK6_STEP(3)
-            BLOCK6_STEP(4) BLOCK6_STEP(5) BLOCK6_STEP(6) BLOCK6_STEP(7)
-            BLOCK6_MOVE(8)
-            "sub $8, %[steps]\n\t"
-            "jge 1b\n"
-            "2:\n\t"
-            "add $8, %[steps]\n\t"
-            "jz 4f\n"
-            "3:\n\t"
-            BLOCK6_STEP(0)
-            BLOCK6_MOVE(1)
-            "dec %[steps]\n\t"
-            "jnz 3b\n"
-            "4:\n\t"
-            : BLOCK6_OUT(0), BLOCK6_OUT(1), BLOCK6_OUT(2), BLOCK6_OUT(3), BLOCK6_OUT(4),
-              BLOCK6_OUT(5), [vectors] "+r"(vectors), [s0] "+r"(s0), [s3] "+r"(s3),
-              [steps] "+r"(steps)
-            : [stride] "r"(stride * (int64_t)sizeof(float))
-            : "xmm12", "xmm13", "xmm14", "xmm15", "cc", "memory");
-    /* clang-format on */
+    const int64_t bytes = stride * (int64_t)sizeof(float);
+    if (rows == 6) {
+        PRODUCT_STEPS_ASM(PRODUCT_ZERO_4 PRODUCT_ZERO(4) PRODUCT_ZERO(5), PRODUCT_6, PRODUCT_OUT_6);
+    } else if (rows == 5) {
+        PRODUCT_STEPS_ASM(PRODUCT_ZERO_4 PRODUCT_ZERO(4), PRODUCT_5, PRODUCT_OUT_5);
+    } else if (rows == 4) {
+        PRODUCT_STEPS_ASM(PRODUCT_ZERO_4, PRODUCT_4, PRODUCT_OUT_4);
+    } else {
+        QKV_UNROLL
+        for (int r = 0; r < rows; r++)
+            acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+        product_more(scalars, stride, vectors, steps, rows, acc);
+    }
+}
+
+QKV_INLINE void product_8(const float *scalars, int64_t stride, const float *vectors,
+                          const int rows, __m256 acc[PRODUCT_ROWS][PRODUCT_VECS])
+{
+    const float *s0 = scalars, *s3 = scalars + 3 * stride;
+    const int64_t bytes = stride * (int64_t)sizeof(float);
+    if (rows == 6)
+        PRODUCT_8_ASM(PRODUCT_6, PRODUCT_OUT_6);
+    else if (rows == 5)
+        PRODUCT_8_ASM(PRODUCT_5, PRODUCT_OUT_5);
+    else if (rows == 4)
+        PRODUCT_8_ASM(PRODUCT_4, PRODUCT_OUT_4);
+    else
+        product_more(scalars, stride, vectors, PRODUCT_STEPS, rows, acc);
+}
+
+#else
+
+QKV_INLINE void product_steps(const float *scalars, int64_t stride, const float *vectors,
+                              int64_t steps, const int rows, __m256 acc[PRODUCT_ROWS][PRODUCT_VECS])
+{
+    for (int r = 0; r < rows; r++)
+        acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+    product_more(scalars, stride, vectors, steps, rows, acc);
+}
+
+QKV_INLINE void product_8(const float *scalars, int64_t stride, const float *vectors,
+                          const int rows, __m256 acc[PRODUCT_ROWS][PRODUCT_VECS])
+{
+    product_more(scalars, stride, vectors, PRODUCT_STEPS, rows, acc);
 }
 
 #endif

@@ -5,10 +5,12 @@
  * The lanes run along the 16 columns of the panel. Registers: 6 rows x 2
  * vectors of accumulators, 2 of the panel, 2 broadcast from x, the register
  * block of block_avx2.h: 20 instructions in 6 cycles on two FMA ports, its 8
- * loads take 4 on two load ports. The copy adds 2 loads, 2 stores and a prefetch to the steps of
- * the first rows: still less than 6 cycles for any port.
+ * loads take 4 on two load ports.
  *
- * The copy waits for memory, so its pieces are spread evenly over the rows.
+ * A copy waits for memory, so its pieces are spread evenly over the rows, and
+ * follow 8 steps each: the same number of pieces after each 8, because a branch
+ * that the predictor cannot know costs more than the piece. A piece is a line
+ * to read, 2 loads, 2 stores and a prefetch.
  *
  * 5 rows have 10 chains and 4 have 8, which just cover a latency of 4 cycles;
  * every number of rows but 1, 2, 3 and 7 is made of 6, 5 and 4.
@@ -20,8 +22,8 @@
 
 enum {
     PANEL = QKV_avx2_gemm_cols,
-    ROWS = 6,
-    AHEAD = 2 /* rows that a copy is prefetched ahead: one is late, four are no better */
+    ROWS = PRODUCT_ROWS,
+    AHEAD = 4 /* rows that a copy is prefetched ahead: two are late at times */
 };
 
 QKV_INLINE __m256 base_of(const qkv_gemm_args *a, const float *y, int64_t column, int64_t cols)
@@ -48,96 +50,106 @@ QKV_INLINE void store_row(const qkv_gemm_args *a, float *y, const __m256 acc[2])
     }
 }
 
-/* What a step of depth reads: row r of x is x[r / 3] + r % 3 * stride. */
-typedef struct step {
-    const float *x[ROWS / 3], *panel;
+/* What is left to copy: 'from' runs along a row of the source up to 'end'. */
+typedef struct copying {
+    const char *from, *end;
+    float *to;
+    int64_t row, row_bytes; /* from one row to the next, and what a row has */
+    int64_t to_stride, to_back;
+} copying;
+
+QKV_INLINE copying start_copy(const qkv_gemm_copy *copy, const int32_t dtype)
+{
+    const int64_t size = dtype == QKV_F32 ? 4 : 2, piece = PANEL * size;
+    const char *from = copy->from;
+    return (copying){.from = from + copy->panel * piece,
+                     .end = from + copy->panels * piece,
+                     .to = copy->to + copy->panel * copy->to_stride,
+                     .row = copy->from_stride * size,
+                     .row_bytes = copy->panels * piece,
+                     .to_stride = copy->to_stride,
+                     .to_back = copy->panels * copy->to_stride - PANEL};
+}
+
+QKV_INLINE void end_copy(qkv_gemm_copy *copy, const copying *c, const int32_t dtype)
+{
+    const int64_t piece = PANEL * (dtype == QKV_F32 ? 4 : 2);
+    const char *start = c->end - c->row_bytes;
+    copy->from = start;
+    copy->panel = (c->from - start) / piece;
+    copy->to = c->to - copy->panel * c->to_stride;
+    copy->pieces = 0;
+}
+
+QKV_INLINE void copy_piece(copying *c, const int32_t dtype)
+{
+    const int64_t size = dtype == QKV_F32 ? 4 : 2;
+    prefetch_bytes(c->from, AHEAD * c->row);
+    _mm256_storeu_ps(c->to, load_wide(c->from, dtype));
+    _mm256_storeu_ps(c->to + LANES, load_wide(c->from + LANES * size, dtype));
+    c->from += PANEL * size;
+    c->to += c->to_stride;
+    if (c->from == c->end) {
+        c->end += c->row;
+        c->from = c->end - c->row_bytes;
+        c->to -= c->to_back;
+    }
+}
+
+/* Rows of x and of the panel, at the same depth. */
+typedef struct operands {
+    const float *x, *panel;
     int64_t stride;
-} step;
+} operands;
 
-/* One step; two to a loop would save one instruction of 24, but GCC then keeps
- * every stride twice and runs out of registers. */
-QKV_INLINE void multiply_step(step *s, const int n_rows, __m256 acc[ROWS][2])
+QKV_INLINE void move_on(operands *o, int64_t steps)
 {
-    const __m256 w0 = _mm256_loadu_ps(s->panel), w1 = _mm256_loadu_ps(s->panel + LANES);
-    QKV_UNROLL
-    for (int r = 0; r < n_rows; r++) {
-        const __m256 xk = _mm256_broadcast_ss(s->x[r / 3] + r % 3 * s->stride);
-        acc[r][0] = _mm256_fmadd_ps(xk, w0, acc[r][0]);
-        acc[r][1] = _mm256_fmadd_ps(xk, w1, acc[r][1]);
-    }
-    QKV_UNROLL
-    for (int i = 0; i < ROWS / 3; i++)
-        s->x[i]++;
-    s->panel += PANEL;
+    o->x += steps;
+    o->panel += steps * PANEL;
 }
 
-/* As many steps as there are pieces to copy. */
-QKV_INLINE void multiply_and_copy_typed(qkv_gemm_copy *copy, int64_t pieces, step *s,
-                                        const int n_rows, const int32_t dtype, __m256 acc[ROWS][2])
+/* 8 steps at a time, and the pieces after them. */
+QKV_INLINE void multiply_and_copy(operands *o, int64_t blocks, int64_t pieces, const int rows,
+                                  const int32_t dtype, qkv_gemm_copy *copy, __m256 acc[ROWS][2])
 {
-    const int64_t size = dtype == QKV_F32 ? 4 : 2, row = copy->from_stride * size;
-    while (pieces > 0) {
-        const char *from = (const char *)copy->from + copy->panel * PANEL * size;
-        float *to = copy->to + copy->panel * copy->to_stride;
-        const int64_t left = copy->panels - copy->panel, here = left < pieces ? left : pieces;
-        const char *end = from + here * PANEL * size;
-        for (; from < end; from += PANEL * size, to += copy->to_stride) {
-            prefetch_bytes(from, AHEAD * row);
-            _mm256_storeu_ps(to, load_wide(from, dtype));
-            _mm256_storeu_ps(to + LANES, load_wide(from + LANES * size, dtype));
-            multiply_step(s, n_rows, acc);
-        }
-        pieces -= here;
-        copy->panel += here;
-        if (copy->panel == copy->panels) {
-            copy->panel = 0;
-            copy->from = (const char *)copy->from + row;
-            copy->to += PANEL;
-        }
+    copying c = start_copy(copy, dtype);
+    const int64_t each = blocks > 0 ? pieces / blocks : 0;
+    for (int64_t b = 0; b < blocks; b++) {
+        product_8(o->x, o->stride, o->panel, rows, acc);
+        move_on(o, PRODUCT_STEPS);
+        for (int64_t i = 0; i < each; i++)
+            copy_piece(&c, dtype);
     }
-}
-
-QKV_INLINE void multiply_and_copy(qkv_gemm_copy *copy, int64_t pieces, step *s, const int n_rows,
-                                  __m256 acc[ROWS][2])
-{
-    if (copy->dtype == QKV_F32)
-        multiply_and_copy_typed(copy, pieces, s, n_rows, QKV_F32, acc);
-    else if (copy->dtype == QKV_F16)
-        multiply_and_copy_typed(copy, pieces, s, n_rows, QKV_F16, acc);
-    else
-        multiply_and_copy_typed(copy, pieces, s, n_rows, QKV_BF16, acc);
+    for (int64_t i = blocks * each; i < pieces; i++)
+        copy_piece(&c, dtype);
+    end_copy(copy, &c, dtype);
 }
 
 QKV_INLINE void multiply_rows(const qkv_gemm_args *a, int64_t row, qkv_gemm_copy *copy,
-                              int64_t pieces, const int n_rows)
+                              int64_t pieces, const int rows)
 {
     __m256 acc[ROWS][2];
     float *y = a->y + row * a->y_stride;
     QKV_UNROLL
-    for (int r = 0; r < n_rows; r++)
+    for (int r = 0; r < rows; r++)
         _mm_prefetch((const char *)(y + r * a->y_stride), _MM_HINT_T0);
 
-    /* Steps without a copy first, those with one last. */
-    int64_t plain = 0;
-    if (n_rows == ROWS) {
-        plain = a->depth - pieces;
-        block_6x2(a->x + row * a->x_stride, a->x_stride, a->panel, plain, acc);
-    } else {
-        QKV_UNROLL
-        for (int r = 0; r < n_rows; r++)
-            acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+    /* As many blocks with pieces as there are pieces, but all if they are fewer. */
+    const int64_t all = a->depth / PRODUCT_STEPS, blocks = pieces < all ? pieces : all;
+    operands o = {a->x + row * a->x_stride, a->panel, a->x_stride};
+    product_steps(o.x, o.stride, o.panel, a->depth - blocks * PRODUCT_STEPS, rows, acc);
+    move_on(&o, a->depth - blocks * PRODUCT_STEPS);
+    if (pieces > 0) {
+        if (copy->dtype == QKV_F32)
+            multiply_and_copy(&o, blocks, pieces, rows, QKV_F32, copy, acc);
+        else if (copy->dtype == QKV_F16)
+            multiply_and_copy(&o, blocks, pieces, rows, QKV_F16, copy, acc);
+        else
+            multiply_and_copy(&o, blocks, pieces, rows, QKV_BF16, copy, acc);
     }
-    step s = {.panel = a->panel + plain * PANEL, .stride = a->x_stride};
-    QKV_UNROLL
-    for (int i = 0; i < ROWS / 3; i++)
-        s.x[i] = a->x + (row + 3 * i) * a->x_stride + plain;
-    const float *end = a->panel + a->depth * PANEL;
-    while (s.panel < end - pieces * PANEL)
-        multiply_step(&s, n_rows, acc);
-    multiply_and_copy(copy, pieces, &s, n_rows, acc);
 
     QKV_UNROLL
-    for (int r = 0; r < n_rows; r++)
+    for (int r = 0; r < rows; r++)
         store_row(a, y + r * a->y_stride, acc[r]);
 }
 
