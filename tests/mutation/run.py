@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Does the test suite notice faults? Plants those of faults.txt one at a time.
 
-usage: tests/mutation/run.py [--only TEXT] [--first N] [--list] [--trust] [FOLDER]
+usage: tests/mutation/run.py [--only TEXT] [--from N] [--first N] [--list] [--trust] [FOLDER]
 
 Copies the tree to FOLDER (build-mutation), builds the copy and sees its tests
 pass. Then for each fault: plants it, builds, runs the tests that faults.txt
@@ -25,6 +25,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TIMEOUT = 1200  # seconds for all tests; a fault that waits for ever is caught
+LOST = "lost"
 CPU_LIMIT = 120  # seconds of computing for one test, which takes a few; one that loops is caught
 
 
@@ -76,27 +77,48 @@ def build(folder):
     )
 
 
-def tests_pass(folder, pattern, timeout=TIMEOUT):
+def is_lost(pid):
+    """Criterion waits for ever if it loses a worker's message: no worker is left then."""
+    try:
+        return not Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
+    except OSError:
+        return False
+
+
+def run_tests(command):
+    """Exit code and what is printed; no code if they do not end, LOST if their runner is lost."""
+    process = subprocess.Popen(
+        command, env=dict(os.environ, QKV_TEST_EFFORT="quick"), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT)),
+    )
+    alone = 0
+    for _ in range(TIMEOUT // 10):
+        try:
+            output, _ = process.communicate(timeout=10)
+            return process.returncode, output
+        except subprocess.TimeoutExpired:
+            alone = alone + 1 if is_lost(process.pid) else 0
+        if alone == 6:
+            break
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    return (LOST if alone == 6 else None), ""
+
+
+def tests_pass(folder, pattern):
     """True or False, or None if no test ran."""
-    env = dict(os.environ, QKV_TEST_EFFORT="quick")
     command = [str(folder / "tests/qkv-tests"), "--fail-fast"]
     if pattern:
         command += ["--filter", pattern]
-    process = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT)),
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return False
+    for _ in range(5):
+        code, output = run_tests(command)
+        if code != LOST:
+            break
     tested = re.search(r"Tested: \S*?(\d+)", re.sub(r"\033\[[0-9;]*m", "", output))
-    if process.returncode == 0 and tested and int(tested.group(1)) == 0:
+    if code == 0 and tested and int(tested.group(1)) == 0:
         return None
-    return process.returncode == 0
+    return code == 0
 
 
 def try_fault(fault, source, folder):
@@ -125,6 +147,7 @@ def main():
     parser.add_argument("folder", nargs="?", default=str(ROOT / "build-mutation"))
     parser.add_argument("--only", default="")
     parser.add_argument("--first", type=int)
+    parser.add_argument("--from", type=int, default=1, dest="start", help="begin with fault N")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--trust", action="store_true", help="do not run the tests without a fault")
     options = parser.parse_args()
@@ -134,7 +157,7 @@ def main():
     for f in missing:
         print(f"faults.txt:{f['line']}: not in {f['file']}: {' '.join(f['-'])}")
     faults = [f for f in faults if options.only in f"{f['file']} | {f['filter']} | {f['what']}"]
-    faults = faults[: options.first]
+    faults = faults[options.start - 1 : options.first]
     if options.list:
         for f in faults:
             print(f"{f['file']}: {f['what']}")
@@ -154,7 +177,7 @@ def main():
         sys.exit("the tests fail without any fault")
 
     caught = 0
-    for number, fault in enumerate(faults, 1):
+    for number, fault in enumerate(faults, options.start):
         start = time.time()
         verdict = try_fault(fault, source, folder)
         caught += verdict.startswith("caught")
