@@ -397,6 +397,61 @@ Test(edges, invariant_bits)
     }
 }
 
+/* The same where heads are too large for tiles, and a window begins elsewhere for
+ * every query. */
+Test(edges, invariant_bits_of_large_heads)
+{
+    enum { DIM = 40000, VALUE_DIM = 5, KEYS = 700, HEADS = 2, QUERIES = 3 };
+    rng r = rng_make("edges invariant large");
+    float *q = malloc(sizeof(float[HEADS * QUERIES * DIM])), *k = malloc(sizeof(float[KEYS + DIM]));
+    static float v[KEYS * VALUE_DIM];
+    float all[HEADS * QUERIES * VALUE_DIM], one[HEADS * VALUE_DIM];
+    fill_normal(&r, q, HEADS * QUERIES * DIM, 1.0f);
+    fill_normal(&r, k, KEYS + DIM, 1.0f); /* each key begins an element further on */
+    fill_normal(&r, v, KEYS * VALUE_DIM, 1.0f);
+    const qkv_attention_desc desc = {.size = sizeof desc,
+                                     .flags = QKV_CAUSAL | QKV_INVARIANT | QKV_WINDOW,
+                                     .q_heads = HEADS,
+                                     .kv_heads = 1,
+                                     .q_len = QUERIES,
+                                     .kv_len = KEYS,
+                                     .head_dim = DIM,
+                                     .value_dim = VALUE_DIM,
+                                     .window_left = 600,
+                                     .window_right = -1,
+                                     .query.data = q,
+                                     .key = {.data = k, .stride_row = 1},
+                                     .value.data = v,
+                                     .out.data = all};
+    for_each_isa(isa)
+    {
+        size_t bytes = 0;
+        qkv_attention_support support;
+        cr_assert_eq(qkv_attention_supports(&desc, &support), QKV_OK);
+        cr_assert_eq(support.path, QKV_PATH_GENERAL);
+        cr_assert_eq(qkv_attention_scratch_size(&desc, 1, &bytes), QKV_OK);
+        void *scratch = scratch_alloc(bytes);
+        cr_assert_eq(qkv_attention(&desc, scratch, bytes), QKV_OK);
+        for (int64_t i = 0; i < QUERIES; i++) {
+            qkv_attention_desc single = desc;
+            single.q_len = 1;
+            single.kv_len = KEYS - QUERIES + i + 1;
+            single.query =
+                (qkv_tensor){.data = q + i * DIM, .stride_head = QUERIES * DIM, .stride_row = DIM};
+            single.out.data = one;
+            cr_assert_eq(qkv_attention(&single, scratch, bytes), QKV_OK);
+            context("%s: query %d", qkv_isa_name(), (int)i);
+            for (int64_t h = 0; h < HEADS; h++)
+                expect_same_bits("row", one + h * VALUE_DIM, all + (h * QUERIES + i) * VALUE_DIM,
+                                 VALUE_DIM);
+        }
+        free(scratch);
+        tally(isa, 1);
+    }
+    free(q);
+    free(k);
+}
+
 /* What a row does not see leaves no trace, not even in a bit. */
 Test(edges, hidden_bits)
 {
