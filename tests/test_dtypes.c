@@ -102,3 +102,88 @@ Test(dtypes, largest_f16)
             fail_with("%s: %.9g, not 2", qkv_isa_name(), (double)out);
     }
 }
+
+/* Sums of the largest f16 numbers over a long context stay far within f32. */
+Test(dtypes, largest_f16_values_of_a_long_context)
+{
+    enum { KEYS = 32768, QUERIES = 40 };
+    static uint16_t v[KEYS * 2];
+    static float q[QUERIES], out[QUERIES * 2];
+    for (int j = 0; j < KEYS; j++) {
+        v[2 * j] = 0x7b53;                      /* 60000 */
+        v[2 * j + 1] = j % 2 ? 0x7b53 : 0xfb53; /* in pairs of both signs */
+    }
+    for (int few = 0; few < 2; few++) {
+        const int64_t q_len = few ? 1 : QUERIES;
+        const float k[1] = {1};
+        const qkv_attention_desc desc = {
+            .size = sizeof desc,
+            .q_len = q_len,
+            .kv_len = KEYS,
+            .head_dim = 1,
+            .value_dim = 2,
+            .query = {.data = q},
+            .key = {.data = (void *)(uintptr_t)k, .flags = QKV_TENSOR_STRIDED},
+            .value = {.data = v, .dtype = QKV_F16},
+            .out = {.data = out}};
+        for_each_isa(isa)
+        {
+            size_t size;
+            cr_assert(qkv_attention_scratch_size(&desc, 1, &size) == QKV_OK);
+            void *scratch = scratch_alloc(size);
+            cr_assert(qkv_attention(&desc, scratch, size) == QKV_OK);
+            free(scratch);
+            const double terms = QKV_KEY_BLOCK + KEYS / QKV_KEY_BLOCK + 32;
+            const double bound[2] = {terms * ORACLE_U * 60000, terms * ORACLE_U * 60000};
+            for (int64_t i = 0; i < q_len; i++)
+                expect_close("mean", out + 2 * i, (const double[]){60000, 0}, bound, 2);
+            tally(isa, 1);
+        }
+    }
+}
+
+/* Keys that every type holds exactly, with sums that f32 holds exactly: the same
+ * logits, and so the same bits, whatever type they are stored in. */
+Test(dtypes, the_same_keys_in_every_type)
+{
+    enum { DIM = 48, KEYS = 70, QUERIES = 40, VALUE_DIM = 9 };
+    rng r = rng_make("dtypes same");
+    static float q[QUERIES * DIM], k[KEYS * DIM], v[KEYS * VALUE_DIM];
+    static float first[QUERIES * VALUE_DIM], out[QUERIES * VALUE_DIM];
+    static uint16_t narrow[KEYS * DIM];
+    const qkv_kernels *scalar = qkv_kernels_of(QKV_ISA_scalar);
+    fill_integers(&r, q, QUERIES * DIM, 3);
+    fill_integers(&r, k, KEYS * DIM, 8);
+    fill_normal(&r, v, KEYS * VALUE_DIM, 1.0f);
+    for (int64_t q_len = 1; q_len <= QUERIES; q_len += QUERIES - 1) {
+        for_each_isa(isa)
+        {
+            for (int32_t type = QKV_F32; type <= QKV_BF16; type++) {
+                if (type == QKV_F16)
+                    scalar->narrow_f16(k, narrow, KEYS * DIM);
+                if (type == QKV_BF16)
+                    scalar->narrow_bf16(k, narrow, KEYS * DIM);
+                const qkv_attention_desc desc = {
+                    .size = sizeof desc,
+                    .scale = 0.03125f,
+                    .q_len = q_len,
+                    .kv_len = KEYS,
+                    .head_dim = DIM,
+                    .value_dim = VALUE_DIM,
+                    .query = {.data = q},
+                    .key = {.data = type == QKV_F32 ? (void *)k : narrow, .dtype = type},
+                    .value = {.data = v},
+                    .out = {.data = type == QKV_F32 ? first : out}};
+                size_t size;
+                cr_assert(qkv_attention_scratch_size(&desc, 1, &size) == QKV_OK);
+                void *scratch = scratch_alloc(size);
+                cr_assert(qkv_attention(&desc, scratch, size) == QKV_OK);
+                free(scratch);
+                context("%s, type %d, %d queries", qkv_isa_name(), (int)type, (int)q_len);
+                if (type != QKV_F32)
+                    expect_same_bits("row", out, first, q_len * VALUE_DIM);
+                tally(isa, 1);
+            }
+        }
+    }
+}
