@@ -14,6 +14,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* Where Valgrind's header is there, it is told what counts as uninitialised. */
+#if defined(__has_include)
+#if __has_include(<valgrind/memcheck.h>)
+#include <valgrind/memcheck.h>
+#endif
+#endif
+#ifndef VALGRIND_MAKE_MEM_UNDEFINED
+#define VALGRIND_MAKE_MEM_UNDEFINED(at, bytes) ((void)(at), (void)(bytes))
+#define VALGRIND_MAKE_MEM_DEFINED(at, bytes) ((void)(at), (void)(bytes))
+#endif
+
 /* ---------------------------------------------------------------- effort */
 
 #if defined(__has_feature)
@@ -214,6 +225,7 @@ static void *slot_take(int number, size_t bytes, bool at_end, size_t shift)
     slot->size = bytes;
     slot->data = slot->map + (at_end ? slot->map_size - bytes : shift);
     fill_pattern(slot->data - before(slot), before(slot) + bytes + behind(slot));
+    VALGRIND_MAKE_MEM_UNDEFINED(slot->data, bytes);
     return slot->data;
 }
 
@@ -251,10 +263,12 @@ void canary_fill(float *x, int64_t n)
     const uint32_t canary = CANARY;
     for (int64_t i = 0; i < n; i++)
         memcpy(x + i, &canary, sizeof canary);
+    VALGRIND_MAKE_MEM_UNDEFINED(x, (size_t)(n > 0 ? n : 0) * sizeof *x);
 }
 
 bool canary_intact(const float *x, int64_t n)
 {
+    VALGRIND_MAKE_MEM_DEFINED(x, (size_t)(n > 0 ? n : 0) * sizeof *x);
     for (int64_t i = 0; i < n; i++)
         if (bits_of(x[i]) != CANARY)
             return false;
