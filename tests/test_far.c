@@ -8,6 +8,8 @@
  */
 #include "problem.h"
 
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <sys/mman.h>
@@ -131,5 +133,67 @@ Test(far, rows_beyond_4_gib)
         }
         check_far_steps(base);
         tally(isa, 1);
+    }
+}
+
+/* More keys than 2^31, of which a window shows the last few: positions, offsets
+ * and addresses beyond 32 bits, near the end of a mapping that is mostly not there. */
+Test(far, more_keys_than_2_to_31)
+{
+    enum { SEEN = 300, MOST_QUERIES = 40 };
+    const int64_t keys = (INT64_C(1) << 31) + 1000;
+    float *k = mmap(NULL, (size_t)keys * sizeof *k, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    float *v = mmap(NULL, (size_t)keys * sizeof *v, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (k == MAP_FAILED || v == MAP_FAILED) {
+        skip_test("more keys than 2^31: no such mapping here");
+        return;
+    }
+    rng r = rng_make("far keys");
+    float q[MOST_QUERIES], out[MOST_QUERIES], near_out[MOST_QUERIES];
+    fill_normal(&r, q, MOST_QUERIES, 1.0f);
+    fill_normal(&r, k + keys - SEEN, SEEN, 1.0f);
+    fill_normal(&r, v + keys - SEEN, SEEN, 1.0f);
+    for (int64_t q_len = 1; q_len <= MOST_QUERIES; q_len += MOST_QUERIES - 1) {
+        const qkv_attention_desc far_desc = {.size = sizeof far_desc,
+                                             .flags = QKV_CAUSAL | QKV_WINDOW,
+                                             .q_len = q_len,
+                                             .kv_len = keys,
+                                             .head_dim = 1,
+                                             .window_left = SEEN - MOST_QUERIES,
+                                             .window_right = -1,
+                                             .query = {.data = q},
+                                             .key = {.data = k},
+                                             .value = {.data = v},
+                                             .out = {.data = out}};
+        qkv_attention_desc near_desc = far_desc;
+        near_desc.kv_len = SEEN;
+        near_desc.key.data = k + keys - SEEN;
+        near_desc.value.data = v + keys - SEEN;
+        near_desc.out.data = near_out;
+        for_each_isa(isa)
+        {
+            context("%s, %d queries", qkv_isa_name(), (int)q_len);
+            size_t bytes = 0;
+            cr_assert_eq(qkv_attention_scratch_size(&far_desc, 1, &bytes), QKV_OK);
+            void *scratch = scratch_alloc(bytes);
+            cr_assert_eq(qkv_attention(&near_desc, scratch, bytes), QKV_OK);
+            cr_assert_eq(qkv_attention(&far_desc, scratch, bytes), QKV_OK);
+            /* Blocks are cut elsewhere: both are within the header's bound. */
+            double want[MOST_QUERIES], bound[MOST_QUERIES];
+            for (int64_t i = 0; i < q_len; i++) {
+                double ds = 0, most = 0;
+                for (int64_t j = 0; j < SEEN; j++) {
+                    ds = fmax(ds, 3 * ORACLE_U * fabs((double)q[i] * (double)k[keys - SEEN + j]));
+                    most = fmax(most, fabs((double)v[keys - SEEN + j]));
+                }
+                want[i] = (double)near_out[i];
+                bound[i] = 2 * most * (2 * ds + (QKV_KEY_BLOCK + 33) * ORACLE_U);
+            }
+            expect_close("far keys", out, want, bound, q_len);
+            free(scratch);
+            tally(isa, 1);
+        }
     }
 }
