@@ -355,6 +355,7 @@ static const field plain_fields[] = {
     A(window_left, ANY),
     A(window_right, ANY),
     A(sink_tokens, WIDTH),
+    A(shared_len, COUNT, QKV_E_SHAPE, QKV_E_SHAPE),
     A(softcap, CAP),
     A(weights_stage, STAGE, 4),
     A(mask.data, INPUT, 4),
