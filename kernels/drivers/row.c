@@ -26,21 +26,21 @@
 #include <math.h>
 #include <string.h>
 
-/* Keys of a block: fewer where rows are long, so that a block stays in the
- * second-level cache. */
 enum {
     STREAMS = 4,      /* parts of a block whose keys are taken in turn */
     STREAM_KEYS = 16, /* fewest keys of such a part */
     AHEAD = 64        /* most values of the next block that are listed as needed soon */
 };
 
+/* Keys of a block: fewer where rows are long, so that a block stays in the
+ * second-level cache. */
 static int64_t block_keys(const qkv_attention_problem *p)
 {
-    enum { STAGE_FLOATS = 1 << 16, FEWEST = 8 };
+    enum { BLOCK_ELEMENTS = 1 << 16, FEWEST = 8 };
     const int64_t widest = p->head_dim > p->value_dim ? p->head_dim : p->value_dim;
-    if (widest * QKV_KEY_BLOCK <= STAGE_FLOATS)
+    if (widest * QKV_KEY_BLOCK <= BLOCK_ELEMENTS)
         return QKV_KEY_BLOCK;
-    return widest * FEWEST >= STAGE_FLOATS ? FEWEST : STAGE_FLOATS / widest;
+    return widest * FEWEST >= BLOCK_ELEMENTS ? FEWEST : BLOCK_ELEMENTS / widest;
 }
 
 /* The parts of a worker's scratch memory. */
