@@ -56,6 +56,9 @@ static const bench_prefill decode[] = {
     {"D1024 f8_e4m3", "D1024", "qkv_attention", 0.45, 0.45, QKV_F8_E4M3},
     {"D1024 f8_e5m2", "D1024", "qkv_attention", 0.45, 0.45, QKV_F8_E5M2},
     {"D1024 q4_0", "D1024", "qkv_attention", 0.35, 0.35, QKV_Q4_0},
+    {"1 x 4096 x 4096 f32", "1x4096x4096", "qkv_project", 0.85, 0.85, QKV_F32},
+    {"1 x 4096 x 4096 f16", "1x4096x4096", "qkv_project", 0.85, 0.85, QKV_F16},
+    {"1 x 4096 x 4096 bf16", "1x4096x4096", "qkv_project", 0.85, 0.85, QKV_BF16},
     {"Dmha512 f32", "Dmha512", "qkv_attention", BENCH_NONE, BENCH_NONE, QKV_F32},
     {"Dmha512 f16", "Dmha512", "qkv_attention", BENCH_NONE, BENCH_NONE, QKV_F16},
 };

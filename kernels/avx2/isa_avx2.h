@@ -62,14 +62,16 @@ QKV_INLINE __m256 load_tail_or(const float *p, int64_t n, __m256 fill)
 }
 
 /* The row ahead need not exist: an address, not a pointer into an array. */
-QKV_INLINE void prefetch_bytes(const void *from, int64_t ahead)
-{
-    _mm_prefetch((const char *)((uintptr_t)from + (uintptr_t)ahead), _MM_HINT_T0);
-}
-
 QKV_INLINE void prefetch(const float *from, int64_t ahead)
 {
-    prefetch_bytes(from, ahead * (int64_t)sizeof *from);
+    const uintptr_t address = (uintptr_t)from + (uintptr_t)ahead * sizeof *from;
+    _mm_prefetch((const char *)address, _MM_HINT_T0);
+}
+
+/* The same in bytes, and to the second-level cache: for what is needed much later. */
+QKV_INLINE void prefetch_far(const void *from, int64_t ahead)
+{
+    _mm_prefetch((const char *)((uintptr_t)from + (uintptr_t)ahead), _MM_HINT_T1);
 }
 
 /* 8 bf16 as f32. */
