@@ -3,6 +3,7 @@
 #include "problem.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,6 +93,24 @@ Test(parallel, begin_and_its_misuse)
     expect_status("pool", qkv_pool_create(0, &pool), QKV_E_INDEX);
     expect_status("pool", qkv_pool_create(INT64_MAX, &pool), QKV_E_INDEX);
     qkv_pool_destroy(NULL);
+}
+
+/* A pool whose threads cannot all be started leaves none behind. */
+Test(parallel, pool_without_memory)
+{
+#ifdef __GLIBC__
+    pthread_attr_t vast;
+    qkv_pool *pool = NULL;
+    cr_assert_eq(pthread_attr_init(&vast), 0);
+    cr_assert_eq(pthread_attr_setstacksize(&vast, (size_t)1 << 46), 0);
+    cr_assert_eq(pthread_setattr_default_np(&vast), 0);
+    expect_status("pool", qkv_pool_create(3, &pool), QKV_E_SYSTEM);
+    cr_assert_null(pool);
+    expect_status("pool", qkv_pool_create(1, &pool), QKV_OK); /* the caller alone */
+    qkv_pool_destroy(pool);
+#else
+    skip_test("pool without memory: no default of a thread's stack to change");
+#endif
 }
 
 /* A size asked for the longest sequences without arrays is enough for any. */
