@@ -7,6 +7,9 @@
 #ifndef QKV_DRIVERS_ANEW_H
 #define QKV_DRIVERS_ANEW_H
 
+#include <float.h>
+#include <math.h>
+
 #include "adjust.h"
 
 /* A row with what is needed on the way; the arrays are scratch memory. */
@@ -50,15 +53,29 @@ void qkv_store_weights(const qkv_attention_problem *problem, const qkv_kernels *
 void qkv_store_row_numbers(const qkv_attention_problem *problem, qkv_row_run run, int64_t row,
                            qkv_row_total total);
 
-/*
- * A row that the fused way cannot hold: see extreme.c. 'sums' has the weighted
- * values, not normalised; NULL where the total of the fused way stands.
- */
+/* Could it be that the fused way cannot hold the row? See extreme.c. */
+static inline bool qkv_is_extreme(const qkv_attention_problem *problem, qkv_row_state state)
+{
+    const float largest = 0x1.62e42ep+127f; /* FLT_MAX * ln(2), rounded down */
+    return !(fabsf(state.max) < FLT_MAX) || problem->softcap > largest;
+}
+
+/* Such a row made again. */
 typedef struct qkv_row_end {
     qkv_row_total total;
-    const float *sums;
+    const float *sums; /* the weighted values, not normalised; NULL: those of the fused way */
 } qkv_row_end;
-qkv_row_end qkv_end_row(const qkv_attention_problem *problem, const qkv_kernels *kernels,
-                        qkv_row_run run, int64_t row, qkv_row_state state, float *scratch);
+qkv_row_end qkv_extreme_row(const qkv_attention_problem *problem, const qkv_kernels *kernels,
+                            qkv_row_run run, int64_t row, float *scratch);
+
+/* What a row comes to in the end. Inline: a token's call passes here for each head. */
+static inline qkv_row_end qkv_end_row(const qkv_attention_problem *problem,
+                                      const qkv_kernels *kernels, qkv_row_run run, int64_t row,
+                                      qkv_row_state state, float *scratch)
+{
+    if (qkv_is_extreme(problem, state))
+        return qkv_extreme_row(problem, kernels, run, row, scratch);
+    return (qkv_row_end){.total = {state.max, state.sum, QKV_UNITS_LOG2}, .sums = NULL};
+}
 
 #endif

@@ -10,7 +10,8 @@
  *                lie so far below it that their weight is 0 in any case.
  *
  * So one comparison a row tells whether to make it again, in two passes over
- * the keys and in natural units:
+ * the keys and in natural units (and all rows, if a softcap does not fit the
+ * units either):
  *
  *     m = max t_j      l = sum of e^(t_j - m)      out = sum of e^(t_j - m) v_j
  */
@@ -20,13 +21,6 @@
 
 #include "anew.h"
 #include "visibility.h"
-
-/* A softcap that does not fit these units either is the same for all rows. */
-static bool is_extreme(const qkv_attention_problem *p, qkv_row_state state)
-{
-    const float largest = 0x1.62e42ep+127f; /* FLT_MAX * ln(2), rounded down */
-    return !(fabsf(state.max) < FLT_MAX) || p->softcap > largest;
-}
 
 static float max_of_range(const qkv_anew *a, qkv_range range, float max)
 {
@@ -120,11 +114,9 @@ static qkv_row_total make_again(const qkv_anew *a)
     return (qkv_row_total){.max = max, .sum = (float)sum, .units = QKV_UNITS_NATURAL};
 }
 
-qkv_row_end qkv_end_row(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                        int64_t row, qkv_row_state state, float *scratch)
+qkv_row_end qkv_extreme_row(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                            int64_t row, float *scratch)
 {
-    if (!is_extreme(p, state))
-        return (qkv_row_end){.total = {state.max, state.sum, QKV_UNITS_LOG2}};
     const qkv_anew anew = qkv_anew_begin(p, k, run, row, scratch);
     const qkv_row_total total = make_again(&anew);
     return (qkv_row_end){.total = total, .sums = anew.out};

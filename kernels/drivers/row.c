@@ -373,7 +373,7 @@ static void run_block(const qkv_attention_problem *p, const qkv_kernels *k, cons
                       row_block block, qkv_row_state *states, float *out, const row_scratch *s)
 {
     const bool partial = is_partial(block), careful = partial || qkv_has_bias(p);
-    block.mixed = !careful && !p->adjusted;
+    block.mixed = !careful && !p->slopes; /* slopes go by a key's place */
     if (careful && !block_biases(p, k, pass, block, s->bias))
         return;
     block_logits(p, k, pass, block, s->logits);
