@@ -111,7 +111,7 @@ void qkv_store_row_numbers(const qkv_attention_problem *p, qkv_row_run run, int6
 {
     double max = natural_max(total);
     if (total.sum == 0.0f)
-        max = -INFINITY;
+        max = -HUGE_VAL;
     if (isnan(total.sum))
         max = (double)total.sum;
     if (p->row_max.data)
