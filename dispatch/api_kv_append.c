@@ -93,17 +93,15 @@ static qkv_status check_side(const qkv_kv_append_desc *d, const qkv_tensor *from
                              const qkv_tensor *to, const qkv_tensor *scale, int64_t dim,
                              qkv_append_side *side)
 {
-    const int64_t from_batch = d->new_starts ? 1 : d->batch;
-    const int64_t to_batch = d->page_size ? d->pages : d->batch;
-    const int64_t to_rows = d->page_size ? d->page_size : d->kv_len;
+    const qkv_rows new_rows = {d->new_starts ? 1 : d->batch, d->kv_heads, d->new_len};
+    const qkv_rows cache_rows = {d->page_size ? d->pages : d->batch, d->kv_heads,
+                                 d->page_size ? d->page_size : d->kv_len};
     if (!from->data)
         return QKV_OK;
 
-    qkv_status status =
-        qkv_view_tensor(from, from_batch, d->kv_heads, d->new_len, dim, QKV_INPUT, &side->from);
+    qkv_status status = qkv_view_tensor(from, &new_rows, dim, QKV_INPUT, &side->from);
     if (!status)
-        status =
-            qkv_view_tensor(to, to_batch, d->kv_heads, to_rows, dim, QKV_CACHE_OUTPUT, &side->to);
+        status = qkv_view_tensor(to, &cache_rows, dim, QKV_CACHE_OUTPUT, &side->to);
     if (status)
         return status;
     if ((from->dtype != QKV_F32 || side->rotary_pairs) && dim > QKV_APPEND_DIM_MAX)
@@ -112,7 +110,7 @@ static qkv_status check_side(const qkv_kv_append_desc *d, const qkv_tensor *from
         return scale->data ? QKV_E_FLAGS : QKV_OK;
     if (scale->dtype != QKV_F32)
         return QKV_E_DTYPE;
-    return qkv_view_tensor(scale, to_batch, d->kv_heads, to_rows, 1, QKV_OUTPUT, &side->scale);
+    return qkv_view_tensor(scale, &cache_rows, 1, QKV_OUTPUT, &side->scale);
 }
 
 enum { OUTPUTS = 4, INPUTS = 7 };

@@ -25,7 +25,8 @@ static qkv_status check_linear(const qkv_linear *linear, int32_t flags, int64_t 
                                .stride_row = linear->stride > 0 ? linear->stride : dim,
                                .dtype = linear->dtype,
                                .flags = QKV_TENSOR_STRIDED};
-    qkv_status status = qkv_view_tensor(&matrix, 1, 1, rows, dim, QKV_INPUT, &views->weight);
+    qkv_status status =
+        qkv_view_tensor(&matrix, &(qkv_rows){1, 1, rows}, dim, QKV_INPUT, &views->weight);
     views->bias = (qkv_view){.data = NULL};
     if (!status && linear->bias)
         status = qkv_view_matrix(linear->bias, out, 1, out, QKV_INPUT, &views->bias);
@@ -77,13 +78,13 @@ static qkv_status check_project(const qkv_project_desc *desc, project_problem *p
     if (!qkv_mul(d.heads, d.head_dim, &columns))
         return QKV_E_OVERFLOW;
     p->projection = projection_of(&d.linear, d.flags, d.in_dim, columns);
-    status =
-        qkv_view_tensor(&d.input, d.batch, 1, d.rows, d.in_dim, QKV_INPUT, &p->projection.input);
+    status = qkv_view_tensor(&d.input, &(qkv_rows){d.batch, 1, d.rows}, d.in_dim, QKV_INPUT,
+                             &p->projection.input);
     if (!status)
         status = check_linear(&d.linear, d.flags, d.in_dim, columns, &p->linear);
     if (!status)
-        status = qkv_view_tensor(&d.out, d.batch, d.heads, d.rows, d.head_dim, QKV_OUTPUT,
-                                 &p->projection.out);
+        status = qkv_view_tensor(&d.out, &(qkv_rows){d.batch, d.heads, d.rows}, d.head_dim,
+                                 QKV_OUTPUT, &p->projection.out);
     if (status)
         return status;
 
@@ -186,8 +187,8 @@ static qkv_status check_layer_tensors(const qkv_self_attention_desc *d, const la
     const int64_t ins[WEIGHTS] = {d->model_dim, d->model_dim, d->model_dim, w->joined};
     const int64_t outs[WEIGHTS] = {w->q, w->k, w->v, d->out_dim};
 
-    qkv_status status =
-        qkv_view_tensor(&d->input, d->batch, 1, d->seq_len, d->model_dim, QKV_INPUT, &p->input);
+    qkv_status status = qkv_view_tensor(&d->input, &(qkv_rows){d->batch, 1, d->seq_len},
+                                        d->model_dim, QKV_INPUT, &p->input);
     p->has_wo = d->wo.weight != NULL;
     for (int i = 0; i < WEIGHTS && !status; i++) {
         if (i == WO && !p->has_wo)
@@ -196,12 +197,13 @@ static qkv_status check_layer_tensors(const qkv_self_attention_desc *d, const la
         p->projection[i] = projection_of(linears[i], d->flags, ins[i], outs[i]);
     }
     if (!status)
-        status = qkv_view_tensor(&d->out, d->batch, 1, d->seq_len,
+        status = qkv_view_tensor(&d->out, &(qkv_rows){d->batch, 1, d->seq_len},
                                  p->has_wo ? d->out_dim : w->joined, QKV_OUTPUT, &p->out);
     if (!status && d->lse.data && d->lse.dtype != QKV_F32)
         status = QKV_E_DTYPE;
     if (!status && d->lse.data)
-        status = qkv_view_tensor(&d->lse, d->batch, d->q_heads, d->seq_len, 1, QKV_OUTPUT, &p->lse);
+        status = qkv_view_tensor(&d->lse, &(qkv_rows){d->batch, d->q_heads, d->seq_len}, 1,
+                                 QKV_OUTPUT, &p->lse);
     return status;
 }
 

@@ -28,51 +28,25 @@ bool qkv_view_empty(const qkv_view *v)
     return v->dim == 0 || v->count[0] == 0 || v->count[1] == 0 || v->count[2] == 0;
 }
 
-/* Elements that are stored together, the bytes they take, and the alignment. */
-typedef struct dtype_block {
-    int64_t elements, bytes, align;
-} dtype_block;
+#define KV_BLOCK_SHIFT 5
+_Static_assert(1 << KV_BLOCK_SHIFT == QKV_KV_BLOCK, "the shift of a block");
 
-static dtype_block block_of(int32_t dtype)
-{
-    switch (dtype) {
-    case QKV_F32:
-        return (dtype_block){1, 4, 4};
-    case QKV_F16:
-    case QKV_BF16:
-        return (dtype_block){1, 2, 2};
-    case QKV_Q8_0:
-        return (dtype_block){QKV_KV_BLOCK, QKV_Q8_0_BYTES, 1};
-    case QKV_Q4_0:
-        return (dtype_block){QKV_KV_BLOCK, QKV_Q4_0_BYTES, 1};
-    default: /* QKV_I8, QKV_F8_E4M3, QKV_F8_E5M2, QKV_BOOL */
-        return (dtype_block){1, 1, 1};
-    }
-}
-
-int64_t qkv_bytes(int32_t dtype, int64_t n)
-{
-    switch (dtype) { /* the common types first: this is on the way to every row */
-    case QKV_F32:
-        return n * 4;
-    case QKV_F16:
-    case QKV_BF16:
-        return n * 2;
-    default:
-        return n / block_of(dtype).elements * block_of(dtype).bytes;
-    }
-}
+const qkv_dtype_block qkv_dtype_blocks[] = {
+    [QKV_F32] = {0, 0, 4, 4},
+    [QKV_F16] = {0, 0, 2, 2},
+    [QKV_BF16] = {0, 0, 2, 2},
+    [QKV_Q8_0] = {KV_BLOCK_SHIFT, QKV_KV_BLOCK - 1, QKV_Q8_0_BYTES, 1},
+    [QKV_I8] = {0, 0, 1, 1},
+    [QKV_F8_E4M3] = {0, 0, 1, 1},
+    [QKV_F8_E5M2] = {0, 0, 1, 1},
+    [QKV_Q4_0] = {KV_BLOCK_SHIFT, QKV_KV_BLOCK - 1, QKV_Q4_0_BYTES, 1},
+    [QKV_BOOL] = {0, 0, 1, 1},
+    [QKV_BIT] = {0, 0, 1, 1}, /* never counted so */
+};
 
 int64_t qkv_element_size(int32_t dtype)
 {
-    return block_of(dtype).bytes;
-}
-
-void *qkv_view_row(const qkv_view *v, int64_t batch, int64_t head, int64_t row)
-{
-    const int64_t element = batch * v->stride[QKV_AXIS_BATCH] + head * v->stride[QKV_AXIS_HEAD] +
-                            row * v->stride[QKV_AXIS_ROW];
-    return (char *)v->data + qkv_bytes(v->dtype, element);
+    return qkv_dtype_blocks[dtype].bytes;
 }
 
 /* Elements from the first to one past the last; false if it overflows. */
@@ -87,13 +61,37 @@ static bool view_span(const qkv_view *v, int64_t *span)
     return true;
 }
 
-/* The strides of [batch][head][row][element] without gaps. */
-static bool packed_strides(qkv_view *v)
+/* A stride along an axis of size 1 is 0, whatever was given. */
+static void drop_single_strides(qkv_view *v)
 {
-    int64_t *s = v->stride;
-    s[QKV_AXIS_ROW] = v->dim;
-    return qkv_mul(v->count[QKV_AXIS_ROW], s[QKV_AXIS_ROW], &s[QKV_AXIS_HEAD]) &&
-           qkv_mul(v->count[QKV_AXIS_HEAD], s[QKV_AXIS_HEAD], &s[QKV_AXIS_BATCH]);
+    for (int axis = 0; axis < QKV_AXES; axis++)
+        v->stride[axis] = v->count[axis] == 1 ? 0 : v->stride[axis];
+}
+
+/* Elements from a view's first one to past its last; its strides are those of
+ * [batch][head][row][element] without gaps. False if it overflows. */
+static bool pack(qkv_view *v, int64_t *span)
+{
+    int64_t head, batch;
+    if (!qkv_mul(v->count[QKV_AXIS_ROW], v->dim, &head) ||
+        !qkv_mul(v->count[QKV_AXIS_HEAD], head, &batch) ||
+        !qkv_mul(v->count[QKV_AXIS_BATCH], batch, span))
+        return false;
+    v->stride[QKV_AXIS_ROW] = v->dim;
+    v->stride[QKV_AXIS_HEAD] = head;
+    v->stride[QKV_AXIS_BATCH] = batch;
+    drop_single_strides(v);
+    return true;
+}
+
+/* The same for the strides that were given. */
+static qkv_status check_strides(qkv_view *v, int64_t mask, int64_t *span)
+{
+    drop_single_strides(v);
+    for (int axis = 0; axis < QKV_AXES; axis++)
+        if (v->stride[axis] & mask)
+            return QKV_E_STRIDE;
+    return view_span(v, span) ? QKV_OK : QKV_E_OVERFLOW;
 }
 
 /*
@@ -120,61 +118,94 @@ static bool rows_are_apart(const qkv_view *v)
     return true;
 }
 
-/* Everything but dtype and flags, which a plain matrix does not have. */
-static qkv_status check_view(qkv_view *v, bool packed, qkv_access access)
+/* Where the elements of a view lie: from its first on for 'span' of them. */
+static qkv_status check_place(qkv_view *v, qkv_dtype_block block, int64_t span)
 {
-    for (int axis = 0; axis < QKV_AXES; axis++)
-        if (v->stride[axis] < 0)
-            return QKV_E_STRIDE;
-    if (qkv_view_empty(v))
-        return QKV_OK;
-
-    if (packed && !packed_strides(v))
-        return QKV_E_OVERFLOW;
-    for (int axis = 0; axis < QKV_AXES; axis++)
-        if (v->count[axis] == 1)
-            v->stride[axis] = 0;
-
-    const dtype_block block = block_of(v->dtype);
-    for (int axis = 0; axis < QKV_AXES; axis++)
-        if (v->stride[axis] & (block.elements - 1)) /* a power of two */
-            return QKV_E_STRIDE;
-    int64_t span, most;
-    if (!view_span(v, &span) || !qkv_mul(span, block.bytes, &most) || most > PTRDIFF_MAX)
+    int64_t most;
+    if (!qkv_mul(span, block.bytes, &most) || most > PTRDIFF_MAX)
         return QKV_E_OVERFLOW;
     if (!v->data)
         return QKV_E_NULL;
     const uintptr_t address = (uintptr_t)v->data;
     if (address & (uintptr_t)(block.align - 1))
         return QKV_E_ALIGN;
-    v->bytes = qkv_bytes(v->dtype, span);
-    if ((uintptr_t)v->bytes > UINTPTR_MAX - address)
-        return QKV_E_OVERFLOW;
-    if ((access == QKV_OUTPUT || access == QKV_CACHE_OUTPUT) && !rows_are_apart(v))
-        return QKV_E_STRIDE;
-    return QKV_OK;
+    v->bytes = (span >> block.shift) * block.bytes;
+    return (uintptr_t)v->bytes > UINTPTR_MAX - address ? QKV_E_OVERFLOW : QKV_OK;
 }
 
-qkv_status qkv_view_tensor(const qkv_tensor *t, int64_t batch, int64_t heads, int64_t rows,
-                           int64_t dim, qkv_access access, qkv_view *view)
+/* A view with given strides: everything but dtype and flags, which a plain
+ * matrix does not have. */
+static qkv_status check_strided(qkv_view *v, qkv_access access)
+{
+    const qkv_dtype_block block = qkv_dtype_blocks[v->dtype];
+    int64_t span;
+    for (int axis = 0; axis < QKV_AXES; axis++)
+        if (v->stride[axis] < 0)
+            return QKV_E_STRIDE;
+    if (qkv_view_empty(v))
+        return QKV_OK;
+    qkv_status status = check_strides(v, block.mask, &span);
+    if (!status)
+        status = check_place(v, block, span);
+    if (!status && (access == QKV_OUTPUT || access == QKV_CACHE_OUTPUT) && !rows_are_apart(v))
+        status = QKV_E_STRIDE;
+    return status;
+}
+
+static qkv_status view_any(const qkv_tensor *t, const qkv_rows *rows, int64_t dim,
+                           qkv_access access, qkv_view *view)
 {
     if (t->dtype < QKV_F32 || t->dtype > QKV_Q4_0)
         return QKV_E_DTYPE;
     if (t->dtype > QKV_BF16 && access != QKV_CACHE && access != QKV_CACHE_OUTPUT)
         return QKV_E_UNSUPPORTED;
-    if (dim % block_of(t->dtype).elements != 0)
+    const qkv_dtype_block block = qkv_dtype_blocks[t->dtype];
+    if (dim & block.mask)
         return QKV_E_SHAPE;
     if (t->flags & ~QKV_TENSOR_STRIDED)
         return QKV_E_FLAGS;
 
     *view = (qkv_view){.data = t->data,
                        .dtype = t->dtype,
-                       .count = {batch, heads, rows},
+                       .count = {rows->batch, rows->heads, rows->rows},
                        .stride = {t->stride_batch, t->stride_head, t->stride_row},
                        .dim = dim};
-    const bool packed = !(t->flags & QKV_TENSOR_STRIDED) && t->stride_batch == 0 &&
-                        t->stride_head == 0 && t->stride_row == 0;
-    return check_view(view, packed, access);
+    if (t->flags || t->stride_batch != 0 || t->stride_head != 0 || t->stride_row != 0)
+        return check_strided(view, access);
+    /* Packed: rows are apart, and made of whole blocks. */
+    int64_t span;
+    if (!pack(view, &span))
+        return qkv_view_empty(view) ? QKV_OK : QKV_E_OVERFLOW;
+    return span == 0 ? QKV_OK : check_place(view, block, span);
+}
+
+/*
+ * Nothing can be wrong with a packed tensor of a small size at an aligned address,
+ * and that is all that many calls have: it takes half as long as to look for what
+ * might be.
+ */
+qkv_status qkv_view_tensor(const qkv_tensor *t, const qkv_rows *rows, int64_t dim,
+                           qkv_access access, qkv_view *view)
+{
+    enum { SMALL = 1 << 14 }; /* four of them make fewer than 2^56 elements */
+    const uintptr_t address = (uintptr_t)t->data;
+    const int64_t given = t->stride_batch | t->stride_head | t->stride_row | t->flags;
+    const int64_t sizes = rows->batch | rows->heads | rows->rows | dim;
+    if (given != 0 || (uint64_t)sizes >= SMALL || t->dtype < QKV_F32 || t->dtype > QKV_BF16 ||
+        address % sizeof(float) != 0 || address - 1 > UINTPTR_MAX / 2)
+        return view_any(t, rows, dim, access, view);
+    const int64_t head = rows->rows * dim, batch = rows->heads * head;
+    view->data = t->data;
+    view->dtype = t->dtype;
+    view->count[QKV_AXIS_BATCH] = rows->batch;
+    view->count[QKV_AXIS_HEAD] = rows->heads;
+    view->count[QKV_AXIS_ROW] = rows->rows;
+    view->stride[QKV_AXIS_BATCH] = rows->batch > 1 ? batch : 0;
+    view->stride[QKV_AXIS_HEAD] = rows->heads > 1 ? head : 0;
+    view->stride[QKV_AXIS_ROW] = rows->rows > 1 ? dim : 0;
+    view->dim = dim;
+    view->bytes = qkv_bytes(t->dtype, rows->batch * batch);
+    return QKV_OK;
 }
 
 qkv_status qkv_view_matrix(const float *data, int64_t stride, int64_t rows, int64_t dim,
@@ -184,7 +215,7 @@ qkv_status qkv_view_matrix(const float *data, int64_t stride, int64_t rows, int6
                        .count = {1, 1, rows},
                        .stride = {0, 0, stride},
                        .dim = dim};
-    return check_view(view, false, access);
+    return check_strided(view, access);
 }
 
 bool qkv_aligned(const void *data, size_t element)
@@ -358,13 +389,16 @@ qkv_status qkv_check_scratch(const void *scratch, size_t size, size_t need,
     if (!scratch || size < need || (uintptr_t)scratch % QKV_SCRATCH_ALIGN != 0)
         return QKV_E_SCRATCH;
 
-    const qkv_view area = {.data = (void *)(uintptr_t)scratch,
-                           .count = {1, 1, 1},
-                           .dim = (int64_t)(need / sizeof(float)),
-                           .bytes = (int64_t)need};
-    for (size_t i = 0; i < n_views; i++)
+    qkv_view area;
+    area.data = (void *)(uintptr_t)scratch;
+    area.bytes = (int64_t)need;
+    for (size_t i = 0; i < n_views; i++) {
+        if (!qkv_spans_meet(&area, views[i]))
+            continue;
+        area = qkv_view_bytes(scratch, (int64_t)need, 1);
         if (qkv_views_overlap(&area, views[i]))
             return QKV_E_OVERLAP;
+    }
     return QKV_OK;
 }
 

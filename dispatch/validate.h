@@ -37,10 +37,15 @@ typedef struct qkv_mask_view {
  * QKV_CACHE_OUTPUT: one that is written. */
 typedef enum qkv_access { QKV_INPUT, QKV_OUTPUT, QKV_CACHE, QKV_CACHE_OUTPUT } qkv_access;
 
-/* Checks a tensor of batch x heads x rows rows of 'dim' elements, none of
- * which is negative, and fills in 'view'. */
-qkv_status qkv_view_tensor(const qkv_tensor *tensor, int64_t batch, int64_t heads, int64_t rows,
-                           int64_t dim, qkv_access access, qkv_view *view);
+/* How many rows a tensor has along each axis. */
+typedef struct qkv_rows {
+    int64_t batch, heads, rows;
+} qkv_rows;
+
+/* Checks a tensor of rows of 'dim' elements, where no number is negative, and
+ * fills in 'view'. */
+qkv_status qkv_view_tensor(const qkv_tensor *tensor, const qkv_rows *rows, int64_t dim,
+                           qkv_access access, qkv_view *view);
 
 /* The same for a plain matrix given by pointer and row stride. */
 qkv_status qkv_view_matrix(const float *data, int64_t stride, int64_t rows, int64_t dim,
@@ -65,11 +70,27 @@ bool qkv_view_empty(const qkv_view *view);
 /* Bytes of an element of a type without blocks; those of QKV_BIT are not counted so. */
 int64_t qkv_element_size(int32_t dtype);
 
-/* Bytes of n elements; n is a multiple of the type's block. */
-int64_t qkv_bytes(int32_t dtype, int64_t n);
+/* Elements that are stored together, 1 << shift = mask + 1 of them, the bytes
+ * that they take, and their alignment. */
+typedef struct qkv_dtype_block {
+    int8_t shift, mask, bytes, align;
+} qkv_dtype_block;
+extern const qkv_dtype_block qkv_dtype_blocks[];
+
+/* Bytes of n elements; n is a multiple of the type's block. (This and the next
+ * are on the way to every row.) */
+static inline int64_t qkv_bytes(int32_t dtype, int64_t n)
+{
+    return (n >> qkv_dtype_blocks[dtype].shift) * qkv_dtype_blocks[dtype].bytes;
+}
 
 /* The address of a row. */
-void *qkv_view_row(const qkv_view *view, int64_t batch, int64_t head, int64_t row);
+static inline void *qkv_view_row(const qkv_view *view, int64_t batch, int64_t head, int64_t row)
+{
+    const int64_t element = batch * view->stride[QKV_AXIS_BATCH] +
+                            head * view->stride[QKV_AXIS_HEAD] + row * view->stride[QKV_AXIS_ROW];
+    return (char *)view->data + qkv_bytes(view->dtype, element);
+}
 
 /* The same elements at the same places. */
 bool qkv_views_same(const qkv_view *a, const qkv_view *b);
@@ -80,6 +101,14 @@ bool qkv_views_same(const qkv_view *a, const qkv_view *b);
  * row, say); what it cannot tell apart counts as overlapping.
  */
 bool qkv_views_overlap(const qkv_view *a, const qkv_view *b);
+
+/* Most lie apart: what is left to qkv_views_overlap() are those that have elements
+ * and do not. */
+static inline bool qkv_spans_meet(const qkv_view *a, const qkv_view *b)
+{
+    const uintptr_t begin_a = (uintptr_t)a->data, begin_b = (uintptr_t)b->data;
+    return begin_a + (uintptr_t)a->bytes > begin_b && begin_b + (uintptr_t)b->bytes > begin_a;
+}
 
 /* Does scratch memory of 'need' bytes satisfy the rules, away from 'views'? */
 qkv_status qkv_check_scratch(const void *scratch, size_t size, size_t need,

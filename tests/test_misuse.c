@@ -215,6 +215,76 @@ Test(misuse, attention)
     }
 }
 
+/* Packed tensors of small sizes, which are checked in fewer steps than others. */
+static bool misuse_packed(int n, qkv_attention_desc *d, const char **what, qkv_status *want)
+{
+    enum { FIRST = __COUNTER__ };
+    switch (n) {
+        MISUSE(QKV_E_NULL, d->query.data = NULL)
+        MISUSE(QKV_E_NULL, d->key.data = NULL)
+        MISUSE(QKV_E_NULL, d->value.data = NULL)
+        MISUSE(QKV_E_NULL, d->out.data = NULL)
+        MISUSE(QKV_E_ALIGN, d->query.data = moved(d->query.data, 2))
+        MISUSE(QKV_E_ALIGN, d->key.data = moved(d->key.data, 1))
+        MISUSE(QKV_E_ALIGN, d->value.data = moved(d->value.data, 3))
+        MISUSE(QKV_E_ALIGN, d->out.data = moved(d->out.data, 2))
+        MISUSE(QKV_E_ALIGN, d->lse.data = moved(d->lse.data, 2))
+        MISUSE(QKV_E_DTYPE, d->query.dtype = -1)
+        MISUSE(QKV_E_DTYPE, d->key.dtype = QKV_BIT + 1)
+        MISUSE(QKV_E_UNSUPPORTED, d->out.dtype = QKV_Q8_0)
+        MISUSE(QKV_E_FLAGS, d->key.flags = 2)
+        MISUSE(QKV_E_FLAGS, d->out.flags = INT_MIN)
+        MISUSE(QKV_E_STRIDE, d->query.stride_head = -1)
+        MISUSE(QKV_E_STRIDE, d->out.flags = QKV_TENSOR_STRIDED)
+        MISUSE(QKV_E_STRIDE, d->out.stride_row = 5)
+        MISUSE(QKV_E_OVERLAP, d->out.data = d->key.data)
+        MISUSE(QKV_E_OVERLAP, d->out.data = moved(d->value.data, 4))
+        MISUSE(QKV_E_OVERLAP, d->out.data = moved(d->query.data, 4))
+        MISUSE(QKV_E_OVERLAP, d->lse.data = moved(d->out.data, 4))
+        MISUSE(QKV_E_OVERLAP, d->lse.data = d->value.data)
+        MISUSE(QKV_E_OVERFLOW, d->kv_len = HUGE_SIZE)
+        MISUSE(QKV_E_OVERFLOW, d->batch = HUGE_SIZE)
+        MISUSE(QKV_E_OVERFLOW, d->q_len = d->kv_len = INT64_C(1) << 60)
+        MISUSE(QKV_E_OVERFLOW, d->key.data = (void *)(UINTPTR_MAX - 63))
+        MISUSE(QKV_E_OVERFLOW, d->query.data = (void *)(UINTPTR_MAX - 3))
+    default:
+        return false;
+    }
+}
+
+Test(misuse, packed)
+{
+    rng r = rng_make("misuse packed");
+    problem p = problem_make((shape){.batch = 2,
+                                     .q_heads = 4,
+                                     .kv_heads = 2,
+                                     .q_len = 1,
+                                     .kv_len = 7,
+                                     .head_dim = 6,
+                                     .value_dim = 6},
+                             &r);
+    qkv_tensor *tensors[] = {&p.desc.query, &p.desc.key, &p.desc.value, &p.desc.out, &p.desc.lse};
+    p.desc.lse = p.lse.desc;
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+        *tensors[i] = (qkv_tensor){.data = tensors[i]->data};
+    size_t bytes = 0;
+    cr_assert_eq(qkv_attention_scratch_size(&p.desc, 1, &bytes), QKV_OK);
+    void *scratch = scratch_alloc(bytes);
+    const char *what = "";
+    qkv_status want = QKV_OK;
+    for (int n = 0;; n++) {
+        qkv_attention_desc d = p.desc;
+        if (!misuse_packed(n, &d, &what, &want))
+            break;
+        expect_status("supports", what, qkv_attention_supports(&d, NULL), want);
+        expect_status("attention", what, qkv_attention(&d, scratch, bytes), want);
+        expect_status("run_task", what, qkv_attention_run_task(&d, 0, 0, scratch, bytes), want);
+        outputs_intact(&p, what);
+    }
+    cr_assert_eq(qkv_attention(&p.desc, scratch, bytes), QKV_OK);
+    free(scratch);
+}
+
 Test(misuse, attention_calls)
 {
     rng r = rng_make("misuse calls");
