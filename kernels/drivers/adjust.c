@@ -11,14 +11,6 @@
 
 static const double log2e = 0x1.71547652b82fep+0;
 
-qkv_row_place qkv_place_of(const qkv_attention_problem *p, qkv_row_run run, int64_t row)
-{
-    const int64_t r = run.first + row;
-    return (qkv_row_place){.sequence = run.sequence,
-                           .head = run.kv_head * p->group + r % p->group,
-                           .query = r / p->group};
-}
-
 /* --------------------------------------------------------------- factors */
 
 /* The nearest float, where an overflow ends at the largest. */
@@ -65,11 +57,6 @@ qkv_row_state qkv_first_state(const qkv_attention_problem *p, int64_t head)
 }
 
 /* ---------------------------------------------------------------- biases */
-
-bool qkv_has_bias(const qkv_attention_problem *p)
-{
-    return p->mask.data || p->tree_mask;
-}
 
 /* 0 for a key that is seen, -inf for one that is not: without a branch, as
  * masks may be as good as random. */

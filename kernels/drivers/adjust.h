@@ -14,15 +14,11 @@
 
 #include "attention.h"
 
-/* One query row: where its arrays are looked up. */
-typedef struct qkv_row_place {
-    const qkv_sequence *sequence;
-    int64_t head, query;
-} qkv_row_place;
-qkv_row_place qkv_place_of(const qkv_attention_problem *problem, qkv_row_run run, int64_t row);
-
 /* Is there a mask or a tree, so that rows of biases are needed? */
-bool qkv_has_bias(const qkv_attention_problem *problem);
+static inline bool qkv_has_bias(const qkv_attention_problem *problem)
+{
+    return problem->mask.data || problem->tree_mask;
+}
 
 /* The biases of keys first .. first + n - 1; false if all of them are hidden. */
 bool qkv_bias_row(const qkv_attention_problem *problem, const qkv_kernels *kernels,

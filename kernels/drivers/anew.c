@@ -10,17 +10,17 @@ static int64_t lay_out(qkv_anew *a, float *base, const qkv_attention_problem *p)
 {
     enum { KEYS = 32, STAGE_FLOATS = 1 << 14 };
     const int64_t widest = p->head_dim > p->value_dim ? p->head_dim : p->value_dim;
-    const int64_t fit = widest > 0 ? STAGE_FLOATS / widest : KEYS;
-    a->keys = fit < 1 ? 1 : fit < KEYS ? fit : KEYS;
-    float *query;
-    const int64_t sizes[] = {
-        p->query.dtype != QKV_F32 ? p->head_dim : 0, a->keys,      a->keys,
-        qkv_is_staged(p) ? a->keys * widest : 0,     p->value_dim, p->value_dim,
-    };
-    float **parts[] = {&query, &a->bias, &a->logits, &a->stage, &a->out, &a->part};
-    const int64_t used = qkv_lay_out(base, sizes, parts, sizeof sizes / sizeof *sizes);
-    a->query = base ? query : NULL;
-    return used;
+    a->keys = widest <= STAGE_FLOATS / KEYS ? KEYS
+              : widest >= STAGE_FLOATS      ? 1
+                                            : STAGE_FLOATS / widest;
+    qkv_layout layout = {.base = base};
+    a->query = qkv_next_part(&layout, p->query.dtype != QKV_F32 ? p->head_dim : 0);
+    a->bias = qkv_next_part(&layout, a->keys);
+    a->logits = qkv_next_part(&layout, a->keys);
+    a->stage = qkv_next_part(&layout, qkv_is_staged(p) ? a->keys * widest : 0);
+    a->out = qkv_next_part(&layout, p->value_dim);
+    a->part = qkv_next_part(&layout, p->value_dim);
+    return layout.used;
 }
 
 int64_t qkv_anew_scratch(const qkv_attention_problem *p)

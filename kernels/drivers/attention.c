@@ -21,23 +21,6 @@ enum {
     ROW_TASK_ROWS = 64
 };
 
-int64_t qkv_align_floats(int64_t n)
-{
-    const int64_t unit = QKV_SCRATCH_ALIGN / (int64_t)sizeof(float);
-    return (n + unit - 1) / unit * unit;
-}
-
-int64_t qkv_lay_out(float *base, const int64_t *sizes, float **const *parts, size_t n)
-{
-    int64_t used = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (base)
-            *parts[i] = base + used;
-        used += qkv_align_floats(sizes[i]);
-    }
-    return used;
-}
-
 qkv_sequence qkv_sequence_at(const qkv_attention_problem *p, int64_t index)
 {
     qkv_sequence s = {.index = index,
@@ -63,13 +46,6 @@ qkv_sequence qkv_sequence_at(const qkv_attention_problem *p, int64_t index)
     return s;
 }
 
-void *qkv_row_of(const qkv_view *view, const qkv_attention_problem *p, qkv_row_run run, int64_t row)
-{
-    const int64_t r = run.first + row;
-    return qkv_view_row(view, run.sequence->q_batch, run.kv_head * p->group + r % p->group,
-                        run.sequence->q_first + r / p->group);
-}
-
 void qkv_rows_of(const qkv_view *view, const qkv_attention_problem *p, qkv_row_run run,
                  int64_t first, int64_t count, void **rows)
 {
@@ -87,11 +63,6 @@ void qkv_rows_of(const qkv_view *view, const qkv_attention_problem *p, qkv_row_r
             rows[i] = (char *)rows[i - 1] + next_head;
         }
     }
-}
-
-bool qkv_is_staged(const qkv_attention_problem *p)
-{
-    return p->narrow || p->page_table;
 }
 
 static qkv_kv_piece piece_at(const qkv_attention_problem *p, const qkv_view *view,
@@ -148,47 +119,22 @@ qkv_f32_rows qkv_fetch_rows(const qkv_attention_problem *p, const qkv_kernels *k
     return (qkv_f32_rows){stage, view->dim};
 }
 
-/* The most tiles a task may have for its state to stay within the limit. */
-static int64_t task_tiles(const qkv_attention_problem *p, const qkv_kernels *k)
-{
-    const int64_t tile = k->tile_rows;
-    const int64_t tile_bytes = tile * (p->head_dim + p->value_dim) * (int64_t)sizeof(float);
-    const int64_t rest = SCRATCH_LIMIT - qkv_tiles_scratch(p, k, 0) * (int64_t)sizeof(float);
-    const int64_t state = rest < TASK_STATE_LIMIT ? rest : TASK_STATE_LIMIT;
-    const int64_t by_state = state / tile_bytes, by_rows = TASK_ROWS_LIMIT / tile;
-    const int64_t most = by_state < by_rows ? by_state : by_rows;
-    return most < 1 ? 1 : most;
-}
-
 /* The rows of each task, evened out so that the last one is not a small rest. */
-static int64_t tile_task_rows(const qkv_attention_problem *p, const qkv_kernels *k, int64_t rows)
+static int64_t tile_task_rows(const qkv_attention_plan *plan, int64_t rows)
 {
-    const int64_t most = task_tiles(p, k);
-    const int64_t tiles = (rows + k->tile_rows - 1) / k->tile_rows;
-    const int64_t tasks = (tiles + most - 1) / most;
-    return (tiles + tasks - 1) / tasks * k->tile_rows;
+    const int64_t tile = plan->kernels->tile_rows, tiles = (rows + tile - 1) / tile;
+    const int64_t tasks = (tiles + plan->task_tiles - 1) / plan->task_tiles;
+    return (tiles + tasks - 1) / tasks * tile;
 }
 
-/* Does one tile of these head sizes fit the limit? (Sizes up to 2^20 only:
- * larger ones do not, and could overflow the sum.) */
-static bool tile_fits(const qkv_attention_problem *p, const qkv_kernels *k)
+/* The most tiles a task may have for its state, which may take 'rest' bytes, to stay
+ * within the limit; 'dims' is of queries and values together. */
+static int64_t task_tiles(const qkv_kernels *k, int64_t dims, int64_t rest)
 {
-    const int64_t most = 1 << 20;
-    return p->head_dim <= most && p->value_dim <= most &&
-           qkv_tiles_scratch(p, k, k->tile_rows) * (int64_t)sizeof(float) <= SCRATCH_LIMIT;
-}
-
-/* The scratch memory of a worker: enough for every number of rows and keys,
- * so that one buffer serves every call with these head sizes. */
-static size_t worker_bytes(const qkv_attention_problem *p, const qkv_kernels *k, bool tiles)
-{
-    int64_t floats = qkv_rows_scratch(p, !tiles);
-    if (tiles) {
-        const int64_t most = qkv_tiles_scratch(p, k, task_tiles(p, k) * k->tile_rows);
-        if (most > floats)
-            floats = most;
-    }
-    return (size_t)floats * sizeof(float);
+    const int64_t state = rest < TASK_STATE_LIMIT ? rest : TASK_STATE_LIMIT;
+    const int64_t row = dims * (int64_t)sizeof(float);
+    const int64_t rows = row * TASK_ROWS_LIMIT <= state ? TASK_ROWS_LIMIT : state / row;
+    return rows < k->tile_rows ? 1 : (int32_t)rows / k->tile_rows;
 }
 
 int64_t qkv_pass_rows(bool general)
@@ -227,11 +173,13 @@ qkv_cut qkv_cut_sequence(const qkv_attention_problem *p, const qkv_attention_pla
     const bool few_rows = cut.rows <= few && !p->invariant;
     if (plan->general || s->kv_len == 0 || few_rows) {
         cut.route = QKV_ROUTE_ROW;
-        cut.run_rows = (ROW_TASK_ROWS + p->group - 1) / p->group * p->group;
+        cut.run_rows = cut.rows <= ROW_TASK_ROWS
+                           ? cut.rows
+                           : (ROW_TASK_ROWS + p->group - 1) / p->group * p->group;
     } else {
-        cut.run_rows = tile_task_rows(p, k, cut.rows);
+        cut.run_rows = tile_task_rows(plan, cut.rows);
     }
-    cut.runs = (cut.rows + cut.run_rows - 1) / cut.run_rows;
+    cut.runs = cut.rows <= cut.run_rows ? 1 : (cut.rows + cut.run_rows - 1) / cut.run_rows;
     cut.parts = 1;
     cut.part_keys = s->kv_len;
     if (!plan->general && cut.route == QKV_ROUTE_ROW && cut.rows <= QKV_PASS_ROWS)
@@ -255,6 +203,8 @@ qkv_sharing qkv_sharing_from(const qkv_attention_problem *p, const qkv_attention
                              int64_t first)
 {
     qkv_sharing sharing = {.first = first, .count = 1};
+    if (p->shared_len == 0)
+        return sharing;
     qkv_sequence s = qkv_sequence_at(p, first);
     const qkv_cut cut = qkv_cut_sequence(p, plan, &s);
     const int64_t parts = shared_parts(p, &s, &cut);
@@ -271,10 +221,29 @@ qkv_sharing qkv_sharing_from(const qkv_attention_problem *p, const qkv_attention
     return sharing;
 }
 
-qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *p, const qkv_kernels *kernels)
+/*
+ * A worker's scratch memory is enough for every number of rows and keys, so that
+ * one buffer serves every call with these head sizes. A tile that does not fit
+ * the limit (no head size above 2^20 does, and larger ones could overflow the sum)
+ * is left to the row driver.
+ */
+qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *p, const qkv_kernels *k)
 {
-    qkv_attention_plan plan = {.kernels = kernels, .general = !tile_fits(p, kernels)};
-    plan.worker_bytes = worker_bytes(p, kernels, !plan.general);
+    const int64_t most_floats = SCRATCH_LIMIT / (int64_t)sizeof(float);
+    qkv_attention_plan plan = {.kernels = k, .general = true};
+    int64_t floats = 0;
+    if ((p->head_dim | p->value_dim) < 2 << 20) {
+        const int64_t block = qkv_tile_block_scratch(p, k);
+        plan.task_tiles = task_tiles(k, p->head_dim + p->value_dim,
+                                     (most_floats - block) * (int64_t)sizeof(float));
+        floats = block + qkv_tile_rows_scratch(p, k, plan.task_tiles * k->tile_rows);
+        /* Where there is room for several tiles there is for one. */
+        plan.general = plan.task_tiles == 1 && floats > most_floats;
+    }
+    const int64_t rows_floats = qkv_rows_scratch(p, plan.general);
+    if (plan.general || floats < rows_floats)
+        floats = rows_floats;
+    plan.worker_bytes = (size_t)floats * sizeof(float);
     return plan;
 }
 
@@ -287,9 +256,10 @@ int64_t qkv_attention_tasks(const qkv_attention_problem *p, const qkv_attention_
 void qkv_run_cut(const qkv_attention_problem *p, const qkv_attention_plan *plan,
                  const qkv_sequence *s, const qkv_cut *cut, int64_t task, void *scratch)
 {
+    const int64_t head = cut->runs == 1 ? task : task / cut->runs;
     qkv_row_run run = {.sequence = s,
-                       .kv_head = task / cut->runs,
-                       .first = task % cut->runs * cut->run_rows,
+                       .kv_head = head,
+                       .first = (task - head * cut->runs) * cut->run_rows,
                        .count = cut->run_rows};
     if (run.count > cut->rows - run.first)
         run.count = cut->rows - run.first;

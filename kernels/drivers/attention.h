@@ -92,6 +92,7 @@ enum { QKV_SHARING_ROWS = 64 }; /* most rows of a key/value head that go togethe
 typedef struct qkv_attention_plan {
     const qkv_kernels *kernels;
     bool general;        /* too large for a tile: right, but not tuned */
+    int64_t task_tiles;  /* most tiles of a task of the tile driver */
     size_t worker_bytes; /* scratch memory a worker, a multiple of its alignment */
 } qkv_attention_plan;
 
@@ -160,9 +161,11 @@ void qkv_run_sharing(const qkv_attention_problem *problem, const qkv_attention_p
 /* Rows that the row driver takes together: fewer where a row is very large. */
 int64_t qkv_pass_rows(bool general);
 
-/* Floats of scratch memory that a run needs. */
-int64_t qkv_tiles_scratch(const qkv_attention_problem *problem, const qkv_kernels *kernels,
-                          int64_t run_rows);
+/* Floats of scratch memory that a run needs: of tiles, what each row in them
+ * takes, and the rest. */
+int64_t qkv_tile_rows_scratch(const qkv_attention_problem *problem, const qkv_kernels *kernels,
+                              int64_t run_rows);
+int64_t qkv_tile_block_scratch(const qkv_attention_problem *problem, const qkv_kernels *kernels);
 int64_t qkv_rows_scratch(const qkv_attention_problem *problem, bool general);
 
 /* Keys or values of a sequence that lie one after the other: 'count' of them,
@@ -191,18 +194,58 @@ qkv_f32_rows qkv_fetch_rows(const qkv_attention_problem *problem, const qkv_kern
                             int64_t first, int64_t count, float *stage);
 
 /* Does the tile driver need a stage: for other types than f32, or for pages? */
-bool qkv_is_staged(const qkv_attention_problem *problem);
+static inline bool qkv_is_staged(const qkv_attention_problem *problem)
+{
+    return problem->narrow || problem->page_table;
+}
 
 /* Rounds a number of floats up to the alignment of scratch memory. */
-int64_t qkv_align_floats(int64_t n);
+static inline int64_t qkv_align_floats(int64_t n)
+{
+    const int64_t unit = QKV_SCRATCH_ALIGN / (int64_t)sizeof(float);
+    return (n + unit - 1) & -unit;
+}
 
-/* Places parts of 'sizes' floats one after the other from 'base' on, each
- * aligned; returns the floats used. With base NULL it only counts. */
-int64_t qkv_lay_out(float *base, const int64_t *sizes, float **const *parts, size_t n);
+/*
+ * Parts of scratch memory are laid out one after the other from 'base' on, each
+ * aligned; with base NULL they are only counted, in floats.
+ */
+typedef struct qkv_layout {
+    float *base;
+    int64_t used;
+} qkv_layout;
+static inline float *qkv_next_part(qkv_layout *layout, int64_t floats)
+{
+    float *part = layout->base ? layout->base + layout->used : NULL;
+    layout->used += qkv_align_floats(floats);
+    return part;
+}
+
+/*
+ * A row of a run: its query head, and which query of the sequence it is. Inline,
+ * as what follows, and no division where there is one query or one head: a
+ * token's call passes here many times and has little else to do.
+ */
+typedef struct qkv_row_place {
+    const qkv_sequence *sequence;
+    int64_t head, query;
+} qkv_row_place;
+static inline qkv_row_place qkv_place_of(const qkv_attention_problem *problem, qkv_row_run run,
+                                         int64_t row)
+{
+    const int64_t group = problem->group, r = run.first + row;
+    const int64_t query = r < group ? 0 : group == 1 ? r : r / group;
+    return (qkv_row_place){run.sequence, run.kv_head * group + (r - query * group), query};
+}
 
 /* The address of a row's query, output and log-sum-exp. */
-void *qkv_row_of(const qkv_view *view, const qkv_attention_problem *problem, qkv_row_run run,
-                 int64_t row);
+static inline void *qkv_row_of(const qkv_view *view, const qkv_attention_problem *problem,
+                               qkv_row_run run, int64_t row)
+{
+    const qkv_row_place place = qkv_place_of(problem, run, row);
+    return qkv_view_row(view, run.sequence->q_batch, place.head,
+                        run.sequence->q_first + place.query);
+}
 
 /* The same for 'count' rows in a row, without a division for each. */
 void qkv_rows_of(const qkv_view *view, const qkv_attention_problem *problem, qkv_row_run run,

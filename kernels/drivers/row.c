@@ -59,20 +59,18 @@ typedef struct row_scratch {
 static int64_t lay_out(row_scratch *s, float *base, const qkv_attention_problem *p, bool general)
 {
     const int64_t pass = qkv_pass_rows(general);
-    const int64_t sizes[] = {
-        QKV_ROWS_MAX * QKV_KEY_BLOCK,
-        QKV_ROWS_MAX * QKV_KEY_BLOCK,
-        pass * p->value_dim,
-        general ? 0 : pass * p->value_dim,
-        pass * p->head_dim,
-        p->value_dim,
-        qkv_anew_scratch(p),
-        p->shared_len > 0 && !general ? QKV_SHARING_ROWS * (p->value_dim + p->head_dim) : 0,
-    };
-    float **parts[] = {&s->logits, &s->bias,  &s->out,  &s->part,
-                       &s->query,  &s->value, &s->anew, &s->shared};
-
-    return qkv_lay_out(base, sizes, parts, sizeof sizes / sizeof *sizes);
+    qkv_layout layout = {.base = base};
+    s->logits = qkv_next_part(&layout, QKV_ROWS_MAX * QKV_KEY_BLOCK);
+    s->bias = qkv_next_part(&layout, QKV_ROWS_MAX * QKV_KEY_BLOCK);
+    s->out = qkv_next_part(&layout, pass * p->value_dim);
+    s->part = qkv_next_part(&layout, general ? 0 : pass * p->value_dim);
+    s->query = qkv_next_part(&layout, pass * p->head_dim);
+    s->value = qkv_next_part(&layout, p->value_dim);
+    s->anew = qkv_next_part(&layout, qkv_anew_scratch(p));
+    s->shared = qkv_next_part(&layout, p->shared_len > 0 && !general
+                                           ? QKV_SHARING_ROWS * (p->value_dim + p->head_dim)
+                                           : 0);
+    return layout.used;
 }
 
 int64_t qkv_rows_scratch(const qkv_attention_problem *p, bool general)
@@ -118,27 +116,36 @@ static void add_range(row_ranges *ranges, int64_t row, qkv_range range)
         ranges->all.end = range.end;
 }
 
+/* The queries of a run: where they lie if they are f32 with one stride from row
+ * to row, and otherwise as f32 in 'wide'. */
+static qkv_f32_rows find_queries(const qkv_attention_problem *p, const qkv_kernels *k,
+                                 const qkv_row_run *run, float *wide)
+{
+    const qkv_row_place first = qkv_place_of(p, *run, 0);
+    const bool one_head = p->group == 1;
+    if (p->query.dtype == QKV_F32 &&
+        (one_head || first.query == qkv_place_of(p, *run, run->count - 1).query))
+        return (qkv_f32_rows){qkv_row_of(&p->query, p, *run, 0),
+                              p->query.stride[one_head ? QKV_AXIS_ROW : QKV_AXIS_HEAD]};
+    for (int64_t i = 0; i < run->count; i++)
+        qkv_widen_typed(k, p->query.dtype, qkv_row_of(&p->query, p, *run, i), NULL,
+                        wide + i * p->head_dim, p->head_dim);
+    return (qkv_f32_rows){wide, p->head_dim};
+}
+
 /* Fills in a pass: much of it stays unused in most, so it is not returned. */
 static void begin_pass(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
                        int64_t first, int64_t count, float *wide, row_pass *pass)
 {
     pass->run = (qkv_row_run){run.sequence, run.kv_head, run.first + first, count};
     pass->places = NULL;
-    pass->query = wide;
-    pass->query_stride = p->head_dim;
     pass->sinks.all = (qkv_range){0, 0};
-    const bool one_position =
-        pass->run.first / p->group == (pass->run.first + count - 1) / p->group;
-    if (p->query.dtype == QKV_F32 && one_position) {
-        pass->query = qkv_row_of(&p->query, p, pass->run, 0);
-        pass->query_stride = p->query.stride[QKV_AXIS_HEAD];
-    } else {
-        for (int64_t i = 0; i < count; i++)
-            qkv_widen_typed(k, p->query.dtype, qkv_row_of(&p->query, p, pass->run, i), NULL,
-                            wide + i * p->head_dim, p->head_dim);
-    }
+    const qkv_f32_rows queries = find_queries(p, k, &pass->run, wide);
+    pass->query = queries.data;
+    pass->query_stride = queries.stride;
     for (int64_t i = 0; i < count; i++) {
-        const qkv_range sees = qkv_visible_keys(p, run.sequence, (pass->run.first + i) / p->group);
+        const qkv_range sees =
+            qkv_visible_keys(p, run.sequence, qkv_place_of(p, pass->run, i).query);
         add_range(&pass->sees, i, sees);
         if (p->windowed)
             add_range(&pass->sinks, i, (qkv_range){0, qkv_sink_keys(p, run.sequence, sees)});
@@ -437,12 +444,13 @@ static void join(const qkv_kernels *k, qkv_row_state *state, float *out, qkv_row
 }
 
 /* Normalises a row's sums and stores them; 'sums' is used up. */
-static void store_row(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                      int64_t row, qkv_row_state state, float *sums, float *scratch)
+static inline void store_row(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                             int64_t row, qkv_row_state state, float *sums, float *scratch)
 {
     const qkv_row_end end = qkv_end_row(p, k, run, row, state, scratch);
     const float *from = end.sums ? end.sums : sums, sum = end.total.sum;
-    qkv_store_row_numbers(p, run, row, end.total);
+    if (p->lse.data || p->row_max.data)
+        qkv_store_row_numbers(p, run, row, end.total);
     /* Before the output, which may lie over the query. */
     if (p->weights.data)
         qkv_store_weights(p, k, run, row, end.total, scratch);
@@ -483,9 +491,82 @@ static int64_t pass_length(const qkv_attention_problem *p, const qkv_attention_p
     return run.count - row < most ? run.count - row : most;
 }
 
+/*
+ * What most short calls are: few rows that see all keys, which make one block in
+ * their order, and nothing is done to the logits. All that is left of the loops
+ * above is one call of each kernel, with the same rows in the same order.
+ */
+static bool sees_one_block(const qkv_attention_problem *p, const qkv_row_run *run)
+{
+    const int64_t kv_len = run->sequence->kv_len;
+    if (run->count > QKV_ROWS_MAX || kv_len == 0 || kv_len > block_keys(p) ||
+        quarter_of(kv_len, true) > 0 || p->head_dim > QKV_DOT_BLOCK || p->adjusted || p->windowed ||
+        p->sinks)
+        return false;
+    /* Of all rows the first sees least. */
+    return !p->causal ||
+           qkv_visible_keys(p, run->sequence, qkv_place_of(p, *run, 0).query).end >= kv_len;
+}
+
+/* False, and nothing is done, if the keys or values lie in several pieces. */
+static bool run_one_block(const qkv_attention_problem *p, const qkv_kernels *k,
+                          const qkv_row_run *run, float *scratch)
+{
+    const int64_t kv_len = run->sequence->kv_len, rows = run->count;
+    const qkv_kv_piece keys = qkv_key_piece(p, run->sequence, run->kv_head, 0, kv_len);
+    const qkv_kv_piece values = qkv_value_piece(p, run->sequence, run->kv_head, 0, kv_len);
+    if (keys.count < kv_len)
+        return false;
+
+    qkv_layout layout = {.base = scratch};
+    float *logits = qkv_next_part(&layout, QKV_ROWS_MAX * QKV_KEY_BLOCK);
+    float *out = qkv_next_part(&layout, rows * p->value_dim);
+    float *query = qkv_next_part(&layout, rows * p->head_dim);
+    qkv_row_state states[QKV_ROWS_MAX];
+    float rescale[QKV_ROWS_MAX];
+
+    const qkv_f32_rows queries = find_queries(p, k, run, query);
+    qkv_dot_typed(k, p->key.dtype,
+                  &(qkv_dot_kv_args){.queries = queries.data,
+                                     .keys = keys.data,
+                                     .key_scales = keys.scales,
+                                     .scores = logits,
+                                     .queries_stride = queries.stride,
+                                     .keys_stride = keys.stride_bytes,
+                                     .key_scales_stride = keys.scales_stride,
+                                     .scores_stride = QKV_KEY_BLOCK,
+                                     .rows = rows,
+                                     .kv_len = kv_len,
+                                     .head_dim = p->head_dim});
+    for (int64_t i = 0; i < rows; i++) {
+        states[i] = (qkv_row_state){.max = -FLT_MAX, .sum = 0.0f};
+        rescale[i] =
+            k->softmax_step_f32(logits + i * QKV_KEY_BLOCK, kv_len, p->scale_log2, &states[i]);
+    }
+    memset(out, 0, (size_t)(rows * p->value_dim) * sizeof *out);
+    qkv_weighted_sum_typed(k, p->value.dtype,
+                           &(qkv_weighted_sum_kv_args){.weights = logits,
+                                                       .values = values.data,
+                                                       .value_scales = values.scales,
+                                                       .out = out,
+                                                       .rescale = rescale,
+                                                       .weights_stride = QKV_KEY_BLOCK,
+                                                       .values_stride = values.stride_bytes,
+                                                       .value_scales_stride = values.scales_stride,
+                                                       .out_stride = p->value_dim,
+                                                       .rows = rows,
+                                                       .kv_len = kv_len,
+                                                       .value_dim = p->value_dim});
+    for (int64_t i = 0; i < rows; i++)
+        store_row(p, k, *run, i, states[i], out + i * p->value_dim, scratch + layout.used);
+    return true;
+}
+
 void qkv_run_rows(const qkv_attention_problem *p, const qkv_attention_plan *plan, qkv_row_run run,
                   const qkv_cut *cut, float *scratch)
 {
+    if (sees_one_block(p, &run) && run_one_block(p, plan->kernels, &run, scratch))
+        return;
     row_scratch s;
     lay_out(&s, scratch, p, plan->general);
     for (int64_t row = 0; row < run.count;) {

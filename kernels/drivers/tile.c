@@ -37,7 +37,7 @@ typedef struct tile_scratch {
 
 static int64_t panels_dim(const qkv_kernels *k, int64_t value_dim)
 {
-    return (value_dim + k->value_panel - 1) / k->value_panel * k->value_panel;
+    return (value_dim + k->value_panel - 1) & -(int64_t)k->value_panel; /* a power of two */
 }
 
 /* Can there be blocks whose logits something happens to before the softmax? */
@@ -46,36 +46,48 @@ static bool may_adjust(const qkv_attention_problem *p)
     return p->adjusted || p->sink_tokens > 0;
 }
 
-/* Lays out the parts from 'base' on; returns the floats used. */
-static int64_t lay_out(tile_scratch *s, float *base, const qkv_attention_problem *p,
-                       const qkv_kernels *k, int64_t run_rows)
+/* Lays out from 'base' on what the rows of a run take; returns the floats used. */
+static int64_t lay_out_rows(tile_scratch *s, float *base, const qkv_attention_problem *p,
+                            const qkv_kernels *k, int64_t run_rows)
+{
+    qkv_layout layout = {.base = base};
+    s->query = qkv_next_part(&layout, run_rows * p->head_dim);
+    s->out = qkv_next_part(&layout, run_rows * panels_dim(k, p->value_dim));
+    s->max = qkv_next_part(&layout, run_rows);
+    s->sum = qkv_next_part(&layout, run_rows);
+    return layout.used;
+}
+
+/* The same for a block of keys, and what is stored and fetched through a stage. */
+static int64_t lay_out_block(tile_scratch *s, float *base, const qkv_attention_problem *p,
+                             const qkv_kernels *k)
 {
     const int64_t value_columns = panels_dim(k, p->value_dim);
     const int64_t widest = p->head_dim > p->value_dim ? p->head_dim : p->value_dim;
     const int64_t most = k->key_block > k->tile_rows ? k->key_block : k->tile_rows;
-    const int64_t sizes[] = {
-        k->key_block * value_columns,
-        (int64_t)k->key_block * k->tile_rows,
-        run_rows * p->head_dim,
-        run_rows * value_columns,
-        run_rows,
-        run_rows,
-        qkv_is_staged(p) ? most * widest : 0,
-        qkv_has_bias(p) ? (int64_t)k->key_block * k->tile_rows : 0,
-        qkv_has_bias(p) ? (int64_t)k->key_block * k->tile_rows : 0,
-        may_adjust(p) ? k->key_block * value_columns : 0,
-        qkv_anew_scratch(p),
-    };
-    float **parts[] = {&s->values, &s->logits, &s->query,     &s->out, &s->max, &s->sum,
-                       &s->stage,  &s->bias,   &s->bias_rows, &s->odd, &s->anew};
-
-    return qkv_lay_out(base, sizes, parts, sizeof sizes / sizeof *sizes);
+    const int64_t tile = (int64_t)k->key_block * k->tile_rows;
+    qkv_layout layout = {.base = base};
+    s->values = qkv_next_part(&layout, k->key_block * value_columns);
+    s->logits = qkv_next_part(&layout, tile);
+    s->stage = qkv_next_part(&layout, qkv_is_staged(p) ? most * widest : 0);
+    s->bias = qkv_next_part(&layout, qkv_has_bias(p) ? tile : 0);
+    s->bias_rows = qkv_next_part(&layout, qkv_has_bias(p) ? tile : 0);
+    s->odd = qkv_next_part(&layout, may_adjust(p) ? k->key_block * value_columns : 0);
+    s->anew = qkv_next_part(&layout, qkv_anew_scratch(p));
+    return layout.used;
 }
 
-int64_t qkv_tiles_scratch(const qkv_attention_problem *p, const qkv_kernels *k, int64_t run_rows)
+int64_t qkv_tile_rows_scratch(const qkv_attention_problem *p, const qkv_kernels *k,
+                              int64_t run_rows)
 {
     tile_scratch unused;
-    return lay_out(&unused, NULL, p, k, run_rows);
+    return lay_out_rows(&unused, NULL, p, k, run_rows);
+}
+
+int64_t qkv_tile_block_scratch(const qkv_attention_problem *p, const qkv_kernels *k)
+{
+    tile_scratch unused;
+    return lay_out_block(&unused, NULL, p, k);
 }
 
 /* One tile of the run: its rows, and the keys that they see. */
@@ -458,7 +470,7 @@ void qkv_run_tiles(const qkv_attention_problem *p, const qkv_attention_plan *pla
     const qkv_kernels *k = plan->kernels;
     const int64_t tiles = (run.count + k->tile_rows - 1) / k->tile_rows;
     tile_scratch s;
-    lay_out(&s, scratch, p, k, tiles * k->tile_rows);
+    lay_out_block(&s, scratch + lay_out_rows(&s, scratch, p, k, tiles * k->tile_rows), p, k);
 
     for (int64_t i = 0; i < tiles; i++)
         load_tile(p, k, run, tile_at(p, k, run, i), &s);
