@@ -306,6 +306,83 @@ bool bench_make_softmax_step_f32(const bench_wish *wish, bench_case *c)
     return true;
 }
 
+/* ------------------------------------------- few rows and few keys at once */
+
+static qkv_short_args short_args(const kernel_context *x, const float **keys, const float **values,
+                                 float **out, qkv_row_state *states)
+{
+    for (int64_t j = 0; j < x->kv_len; j++) {
+        keys[j] = x->b + j * x->d;
+        values[j] = x->c + j * x->dv;
+    }
+    for (int64_t i = 0; i < x->rows; i++)
+        out[i] = x->y + i * x->dv;
+    return (qkv_short_args){.queries = (const float *const *)x->row_in,
+                            .keys = keys,
+                            .values = values,
+                            .out = out,
+                            .states = states,
+                            .rows = x->rows,
+                            .kv_len = x->kv_len,
+                            .head_dim = x->d,
+                            .value_dim = x->dv,
+                            .scale_log2 = SCALE};
+}
+
+static void run_short(void *context, int worker)
+{
+    (void)worker;
+    const kernel_context *x = context;
+    const float *keys[QKV_SHORT_KEYS], *values[QKV_SHORT_KEYS];
+    float *out[QKV_ROWS_MAX];
+    qkv_row_state states[QKV_ROWS_MAX];
+    const qkv_short_args args = short_args(x, keys, values, out, states);
+    x->k->short_f32(&args);
+}
+
+static double error_short(void *context)
+{
+    const kernel_context *x = context;
+    double weights[QKV_SHORT_KEYS], worst = 0.0;
+    for (int64_t i = 0; i < x->rows; i++) {
+        const bench_oracle_row row = {.query = x->row_in[i],
+                                      .keys = x->b,
+                                      .values = x->c,
+                                      .out = x->y + i * x->dv,
+                                      .keys_stride = x->d,
+                                      .values_stride = x->dv,
+                                      .kv_len = x->kv_len,
+                                      .head_dim = x->d,
+                                      .value_dim = x->dv,
+                                      .scale = (double)SCALE / 0x1.71547652b82fep+0};
+        worst = bench_oracle_worse(worst, bench_oracle_attention(&row, weights));
+    }
+    return worst;
+}
+
+bool bench_make_short_f32(const bench_wish *wish, bench_case *c)
+{
+    const bench_shape *s = wish->shape;
+    const int64_t keys = at_most(s->kv_len, QKV_SHORT_KEYS),
+                  d = at_most(s->head_dim, QKV_DOT_BLOCK);
+    kernel_context *x =
+        context_new(wish, keys * (d + s->value_dim), QKV_ROWS_MAX * (d + s->value_dim));
+    x->kv_len = keys;
+    x->b = bench_take(&x->memory.in, keys * d);
+    x->c = bench_take(&x->memory.in, keys * s->value_dim);
+    x->a = bench_take(&x->memory.out, x->rows * d);
+    x->y = bench_take(&x->memory.out, x->rows * s->value_dim);
+    bench_fill_normal(x->a, x->rows * d, 6);
+    bench_fill_normal(x->b, keys * d, 7);
+    bench_fill_normal(x->c, keys * s->value_dim, 8);
+    for (int64_t i = 0; i < x->rows; i++)
+        x->row_in[i] = x->a + i * d;
+    c->flops = 2.0 * (double)(x->rows * keys) * (double)(d + s->value_dim);
+    c->bound = BENCH_ROOF;
+    bench_finish(c, &x->memory, run_short, error_short);
+    return true;
+}
+
 /* ----------------------------------------------------------- weighted sum */
 
 static void run_weighted_sum(void *context, int worker)

@@ -20,7 +20,8 @@
 
 enum {
     QKV_DOT_BLOCK = 4096, /* longest dot product that is summed in one piece */
-    QKV_ROWS_MAX = 8      /* most query rows of one row-driver step */
+    QKV_ROWS_MAX = 8,     /* most query rows of one row-driver step */
+    QKV_SHORT_KEYS = 32   /* most keys that are attended to all at once */
 };
 
 /* y[i] = exp(x[i]), in place or not. For x > 0 nothing is promised. */
@@ -159,6 +160,31 @@ typedef void qkv_tile_step_f32_fn(const qkv_tile_step_args *args);
  */
 typedef void qkv_tile_logits_f32_fn(const qkv_tile_step_args *args);
 typedef void qkv_tile_weigh_f32_fn(const qkv_tile_step_args *args, const float *max);
+
+/*
+ * Attention of few rows on few keys, all of it at once. With t_ij = scale_log2 *
+ * (query_i . key_j) over the keys j < ends[i], or over all of them if that is NULL,
+ *
+ *     max_i = max(-FLT_MAX, max_j t_ij)    p_ij = 2^(t_ij - max_i)    sum_i = sum_j p_ij
+ *     out_i = (sum_j p_ij * value_j) / sum_i, or 0 where sum_i is 0
+ *
+ * Keys from ends[i] on have no effect on row i, whatever they and their values hold.
+ * Every row has an address of its own; out[i] may be queries[i], and overlaps nothing
+ * else.
+ */
+typedef struct qkv_short_args {
+    const float *const *queries;              /* [rows] */
+    const float *const *keys, *const *values; /* [kv_len] */
+    float *const *out;                        /* [rows] */
+    const int32_t *ends;                      /* [rows], within [0, kv_len], or NULL */
+    qkv_row_state *states;                    /* [rows]: max_i and sum_i */
+    int64_t rows;
+    int64_t kv_len;   /* 1..QKV_SHORT_KEYS */
+    int64_t head_dim; /* at most QKV_DOT_BLOCK */
+    int64_t value_dim;
+    float scale_log2;
+} qkv_short_args;
+typedef void qkv_short_f32_fn(const qkv_short_args *args);
 
 /* y[i] = tanh(x[i]), in place or not, within 2 ulp. */
 typedef void qkv_tanh_f32_fn(const float *x, float *y, int64_t n);
@@ -399,7 +425,7 @@ typedef void qkv_rotary_f32_fn(const float *x, const float *cosines, const float
 /* The kernels of one ISA and the sizes that its tiles have. */
 typedef struct qkv_kernels {
     const char *name;
-    int32_t tile_rows, key_block, value_panel, gemm_cols, row_limit, row_limit_narrow;
+    int32_t tile_rows, key_block, value_panel, gemm_cols, row_limit, row_limit_narrow, short_rows;
 #define QKV_KERNEL(op, scalar, avx2, avx512, neon) qkv_##op##_fn *op;
 #include "kernels.def"
 #undef QKV_KERNEL
@@ -416,10 +442,11 @@ enum {
 /* The tile sizes of an ISA as constants, for its kernels: QKV_avx2_tile_rows. */
 enum {
 #define QKV_ISA(name, arch, tile_rows_, key_block_, value_panel_, gemm_cols_, row_limit_,          \
-                row_limit_narrow_)                                                                 \
+                row_limit_narrow_, short_rows_)                                                    \
     QKV_##name##_tile_rows = (tile_rows_), QKV_##name##_key_block = (key_block_),                  \
     QKV_##name##_value_panel = (value_panel_), QKV_##name##_gemm_cols = (gemm_cols_),              \
-    QKV_##name##_row_limit = (row_limit_), QKV_##name##_row_limit_narrow = (row_limit_narrow_),
+    QKV_##name##_row_limit = (row_limit_), QKV_##name##_row_limit_narrow = (row_limit_narrow_),    \
+    QKV_##name##_short_rows = (short_rows_),
 #include "isas.def"
 #undef QKV_ISA
     QKV_ISA_SIZES_END

@@ -166,6 +166,13 @@ qkv_cut qkv_cut_sequence(const qkv_attention_problem *p, const qkv_attention_pla
     qkv_cut cut = {.rows = p->group * s->q_len};
     if (cut.rows == 0)
         return cut;
+    if (cut.rows <= plan->short_rows && s->kv_len <= QKV_SHORT_KEYS && s->kv_len > 0)
+        return (qkv_cut){.route = QKV_ROUTE_SHORT,
+                         .rows = cut.rows,
+                         .run_rows = cut.rows,
+                         .runs = 1,
+                         .part_keys = s->kv_len,
+                         .parts = 1};
     /* Keys and values that are not f32 are read where they lie by rows, while
      * tiles convert them first. */
     const bool cache_f32 = p->key.dtype == QKV_F32 && p->value.dtype == QKV_F32;
@@ -221,6 +228,16 @@ qkv_sharing qkv_sharing_from(const qkv_attention_problem *p, const qkv_attention
     return sharing;
 }
 
+/* The most rows that may go at once on a short sequence: none where something is
+ * done to logits, keys are converted, or no bit may depend on q_len. */
+static int64_t short_rows(const qkv_attention_problem *p, const qkv_attention_plan *plan)
+{
+    const bool plain = !plan->general && !p->invariant && !p->adjusted && !p->windowed &&
+                       !p->sinks && p->key.dtype == QKV_F32 && p->value.dtype == QKV_F32 &&
+                       p->head_dim <= QKV_DOT_BLOCK;
+    return plain ? plan->kernels->short_rows : 0;
+}
+
 /*
  * A worker's scratch memory is enough for every number of rows and keys, so that
  * one buffer serves every call with these head sizes. A tile that does not fit
@@ -244,6 +261,7 @@ qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *p, const qkv_
     if (plan.general || floats < rows_floats)
         floats = rows_floats;
     plan.worker_bytes = (size_t)floats * sizeof(float);
+    plan.short_rows = short_rows(p, &plan);
     return plan;
 }
 
@@ -264,7 +282,9 @@ void qkv_run_cut(const qkv_attention_problem *p, const qkv_attention_plan *plan,
     if (run.count > cut->rows - run.first)
         run.count = cut->rows - run.first;
 
-    if (cut->route == QKV_ROUTE_TILE)
+    if (cut->route == QKV_ROUTE_SHORT)
+        qkv_run_short(p, plan, &run, scratch);
+    else if (cut->route == QKV_ROUTE_TILE)
         qkv_run_tiles(p, plan, run, scratch);
     else
         qkv_run_rows(p, plan, run, cut, scratch);

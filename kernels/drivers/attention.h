@@ -57,7 +57,7 @@ typedef struct qkv_sequence {
 
 qkv_sequence qkv_sequence_at(const qkv_attention_problem *problem, int64_t index);
 
-typedef enum qkv_route { QKV_ROUTE_TILE, QKV_ROUTE_ROW } qkv_route;
+typedef enum qkv_route { QKV_ROUTE_TILE, QKV_ROUTE_ROW, QKV_ROUTE_SHORT } qkv_route;
 
 /*
  * How each key/value head of a sequence is cut. Row r of a key/value head is
@@ -93,6 +93,7 @@ typedef struct qkv_attention_plan {
     const qkv_kernels *kernels;
     bool general;        /* too large for a tile: right, but not tuned */
     int64_t task_tiles;  /* most tiles of a task of the tile driver */
+    int64_t short_rows;  /* most rows that may go at once on a short sequence */
     size_t worker_bytes; /* scratch memory a worker, a multiple of its alignment */
 } qkv_attention_plan;
 
@@ -138,6 +139,9 @@ void qkv_run_tiles(const qkv_attention_problem *problem, const qkv_attention_pla
                    qkv_row_run run, float *scratch);
 void qkv_run_rows(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                   qkv_row_run run, const qkv_cut *cut, float *scratch);
+
+void qkv_run_short(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
+                   const qkv_row_run *run, float *scratch);
 
 /* What one part of the keys gives a run's rows, not normalised: [row][value_dim]
  * and [row]. */
