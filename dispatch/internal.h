@@ -280,12 +280,13 @@ typedef void qkv_gemm_f32_fn(const qkv_gemm_args *args);
  * For few rows: a product with weights where they lie, which are read once and
  * along their rows:
  *
- *     sums[i][c] = (begin ? 0 : sums[i][c]) + x[i][0] * w[0][c] + ... + x[i][depth - 1] * w[depth -
- * 1][c]
+ *     sums[i][c] = (begin ? 0 : sums[i][c]) + x[i][0] * w(0, c) + ... + x[i][depth - 1] * w(depth -
+ * 1, c)
  *
- * added in this order, with the rounding of gemm_f32's sums: calls that go
- * through the depth bit by bit have the bits of one through all of it. rows is
- * from 1 to QKV_FEW_ROWS, depth from 1 to QKV_FEW_DEPTH.
+ * with w(k, c) = w[k * w_stride + c], or w[c * w_stride + k] with 'out_in', added
+ * in this order and with the rounding of gemm_f32's sums: calls that go through
+ * the depth piece by piece have the bits of one through all of it. rows is from 1
+ * to QKV_FEW_ROWS, depth from 1 to QKV_FEW_DEPTH; with 'out_in' any depth.
  */
 enum {
     QKV_FEW_ROWS = 6,
@@ -298,7 +299,7 @@ typedef struct qkv_gemm_few_args {
     int64_t x_stride, w_stride, sums_stride;
     int64_t rows, cols, depth;
     int32_t dtype; /* of 'w': QKV_F32, QKV_F16 or QKV_BF16 */
-    bool begin;
+    bool begin, out_in;
 } qkv_gemm_few_args;
 typedef void qkv_gemm_few_fn(const qkv_gemm_few_args *args);
 

@@ -3,6 +3,7 @@
 #include "problem.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { SLOT_X, SLOT_PANEL, SLOT_BIAS, SLOT_Y, SLOT_ONE, SLOT_FROM, SLOT_TO, SLOT_NARROW };
@@ -259,49 +260,61 @@ void check_gemm_f32(const test_isa *isa)
 
 /* ----------------------------------------------------------------- few rows */
 
-/* One call over the whole depth against f64; then the calls that add up to it. */
+/* Piece by piece through the depth, against f64. */
 static void check_few(const test_isa *isa, rng *r, int64_t rows, int64_t cols, int64_t depth)
 {
     const int32_t dtype = (int32_t)rng_int(r, QKV_F32, QKV_BF16);
-    const int64_t pad = rng_int(r, 0, 3);
+    const bool out_in = rng_int(r, 0, 1);
+    const int64_t pad = rng_int(r, 0, 3), most = out_in ? rng_int(r, 1, 40) : QKV_FEW_DEPTH;
     const int place = (int)rng_int(r, 0, PLACES - 1);
-    context("gemm_few on %s: rows %lld, cols %lld, depth %lld, type %d, pad %lld, place %d",
+    context("gemm_few on %s: rows %lld, cols %lld, depth %lld, type %d, %s, pad %lld, place %d",
             isa->name, (long long)rows, (long long)cols, (long long)depth, (int)dtype,
-            (long long)pad, place);
-    const int64_t counts[3] = {1, 1, depth}, strides[3] = {0, 0, cols + pad};
+            out_in ? "[out][in]" : "[in][out]", (long long)pad, place);
+    const int64_t w_rows = out_in ? cols : depth, w_cols = out_in ? depth : cols;
+    const int64_t counts[3] = {1, 1, w_rows}, strides[3] = {0, 0, w_cols + pad};
     float *x = guarded(SLOT_X, (rows - 1) * (depth + pad) + depth, place);
-    float *w = guarded(SLOT_PANEL, (depth - 1) * (cols + pad) + cols, place);
-    const tensor matrix = tensor_at(w, counts, strides, cols);
+    float *w = guarded(SLOT_PANEL, (w_rows - 1) * (w_cols + pad) + w_cols, place);
+    const tensor matrix = tensor_at(w, counts, strides, w_cols);
     float *sums = guarded(SLOT_Y, (rows - 1) * (cols + pad) + cols, place);
     for (int64_t i = 0; i < rows; i++)
         fill_normal(r, x + i * (depth + pad), depth, 1.0f);
     tensor_fill(&matrix, r, 1.0f);
-    const void *weights = tensor_stored(&matrix, dtype, SLOT_NARROW, place).data;
+    const char *weights = tensor_stored(&matrix, dtype, SLOT_NARROW, place).data;
     const int64_t size = dtype == QKV_F32 ? 4 : 2;
     guarded_freeze(SLOT_X);
     guarded_freeze(dtype == QKV_F32 ? SLOT_PANEL : SLOT_NARROW);
-    for (int64_t d = 0; d < depth; d += QKV_FEW_DEPTH) {
+    for (int64_t d = 0; d < depth; d += most) {
         isa->table->gemm_few(
             &(qkv_gemm_few_args){.x = x + d,
-                                 .w = (const char *)weights + d * (cols + pad) * size,
+                                 .w = weights + (out_in ? d : d * (w_cols + pad)) * size,
                                  .sums = sums,
                                  .x_stride = depth + pad,
-                                 .w_stride = cols + pad,
+                                 .w_stride = w_cols + pad,
                                  .sums_stride = cols + pad,
                                  .rows = rows,
                                  .cols = cols,
-                                 .depth = depth - d < QKV_FEW_DEPTH ? depth - d : QKV_FEW_DEPTH,
+                                 .depth = depth - d < most ? depth - d : most,
                                  .dtype = dtype,
-                                 .begin = d == 0});
+                                 .begin = d == 0,
+                                 .out_in = out_in});
         guards_intact();
         gaps_intact("sums", sums, rows, cols + pad, cols);
     }
 
+    float *packed = scratch_alloc((size_t)(depth * cols) * sizeof *packed);
+    for (int64_t k = 0; k < depth; k++)
+        for (int64_t c = 0; c < cols; c++)
+            packed[k * cols + c] = out_in ? w[c * (w_cols + pad) + k] : w[k * (w_cols + pad) + c];
     double *want = doubles(WANT, rows * cols), *bound = doubles(BOUND, rows * cols);
-    const qkv_gemm_args a = {
-        .x = x, .panel = w, .x_stride = depth + pad, .rows = rows, .cols = cols, .depth = depth};
-    want_rows(&a, cols + pad, want, bound);
+    const qkv_gemm_args a = {.x = x,
+                             .panel = packed,
+                             .x_stride = depth + pad,
+                             .rows = rows,
+                             .cols = cols,
+                             .depth = depth};
+    want_rows(&a, cols, want, bound);
     expect_close_rows("sums", sums, cols + pad, want, bound, rows, cols);
+    free(packed);
     tally(isa->id, 1);
 }
 
@@ -340,6 +353,24 @@ static void check_few_bits(const test_isa *isa, rng *r)
                                  .begin = d == 0});
     guards_intact();
     expect_same_bits("sums", sums, y, rows * cols);
+
+    float *turned = guarded(SLOT_FROM, depth * cols, PLACE_AT_END);
+    for (int64_t k = 0; k < depth; k++)
+        for (int64_t c = 0; c < cols; c++)
+            turned[c * depth + k] = panel[k * cols + c];
+    isa->table->gemm_few(&(qkv_gemm_few_args){.x = x,
+                                              .w = turned,
+                                              .sums = sums,
+                                              .x_stride = depth,
+                                              .w_stride = depth,
+                                              .sums_stride = cols,
+                                              .rows = rows,
+                                              .cols = cols,
+                                              .depth = depth,
+                                              .begin = true,
+                                              .out_in = true});
+    guards_intact();
+    expect_same_bits("sums of [out][in]", sums, y, rows * cols);
     tally(isa->id, 1);
 }
 

@@ -36,6 +36,7 @@ enum {
     WIDE_ROWS = 256,          /* most rows of an output that is made in f32 first */
     WIDE_OUT = WIDE_ROWS * COLUMN_RUN,
     FEW_COLUMNS = 4096, /* of few rows at a time: long streams of weights */
+    FEW_OUT_IN = 8,     /* the same of weights stored [out][in]: so many streams */
     SUMS = 2 * PACKED_RUN + DEPTH_RUN * ROW_RUN + WIDE_RUN
 };
 
@@ -196,11 +197,12 @@ static input_run input_at(const qkv_projection *p, const qkv_kernels *k, int64_t
                           int64_t rows, weight_run run, input_copy *copy)
 {
     enum { PAGE_FLOATS = 1024 };
+    const bool few = rows <= QKV_FEW_ROWS; /* too few to evict each other */
     const int32_t dtype = p->input.dtype;
     const int64_t stride = p->input.stride[QKV_AXIS_ROW];
     const int64_t at = qkv_bytes(dtype, run.depth), step = qkv_bytes(dtype, stride);
     const char *x = (const char *)qkv_view_row(&p->input, batch, 0, row) + at;
-    if (dtype == QKV_F32 && stride % PAGE_FLOATS != 0)
+    if (dtype == QKV_F32 && (few || stride % PAGE_FLOATS != 0))
         return (input_run){(const float *)(const void *)x, stride};
 
     /* Runs of weights side by side read the same part of the input. */
@@ -374,6 +376,9 @@ static void run_f32(const qkv_projection *p, const qkv_kernels *k, const project
  *         for each run of the depth
  *             for each 8 rows of weights: one kernel call
  *
+ * Weights stored [out][in] are read along their rows too, those of a few columns
+ * through the whole depth, with one kernel call a run.
+ *
  * The sums of a run of depth are added to those of the runs before it, as the
  * panels' are: a row has the same bits on both ways.
  */
@@ -421,18 +426,22 @@ static void multiply_few(const qkv_projection *p, const qkv_kernels *k, int64_t 
     for (int64_t depth = 0; depth < p->input.dim; depth += DEPTH_RUN) {
         const weight_run run = {.depth = depth, .depths = min(DEPTH_RUN, p->input.dim - depth)};
         const input_run input = input_at(p, k, batch, 0, s->rows, run, copy);
-        for (int64_t d = 0; d < run.depths; d += QKV_FEW_DEPTH)
+        const int64_t most = p->weight_out_in ? DEPTH_RUN : QKV_FEW_DEPTH;
+        for (int64_t d = 0; d < run.depths; d += most)
             k->gemm_few(&(qkv_gemm_few_args){.x = input.x + d,
-                                             .w = weight_at(p, depth + d, s->column),
+                                             .w = p->weight_out_in
+                                                      ? weight_at(p, s->column, depth + d)
+                                                      : weight_at(p, depth + d, s->column),
                                              .sums = s->run,
                                              .x_stride = input.stride,
                                              .w_stride = p->weight_stride,
                                              .sums_stride = s->columns,
                                              .rows = s->rows,
                                              .cols = s->columns,
-                                             .depth = min(QKV_FEW_DEPTH, run.depths - d),
+                                             .depth = min(most, run.depths - d),
                                              .dtype = p->weight_dtype,
-                                             .begin = d == 0});
+                                             .begin = d == 0,
+                                             .out_in = p->weight_out_in});
         add_few_run(s);
     }
 }
@@ -445,7 +454,7 @@ static void run_few(const qkv_projection *p, const qkv_kernels *k, const project
     for (int64_t b = 0; b < p->input.count[QKV_AXIS_BATCH]; b++) {
         for (s.column = 0; s.column < columns; s.column += s.columns) {
             input_copy copy = {.rows = scratch->input, .batch = -1};
-            s.columns = min(FEW_COLUMNS, columns - s.column);
+            s.columns = min(p->weight_out_in ? FEW_OUT_IN : FEW_COLUMNS, columns - s.column);
             start_few(p, &s);
             multiply_few(p, k, b, &s, &copy);
             store_few(p, k, b, &s);
@@ -516,7 +525,7 @@ void qkv_run_projection(const qkv_projection *projection, const qkv_kernels *k, 
                                .input = scratch + 2 * PACKED_RUN,
                                .wide = scratch + SUMS - WIDE_RUN,
                                .sums = scratch + SUMS};
-    if (!p.weight_out_in && p.input.count[QKV_AXIS_ROW] <= QKV_FEW_ROWS)
+    if (p.input.count[QKV_AXIS_ROW] <= QKV_FEW_ROWS)
         run_few(&p, k, &s);
     else if (p.out.dtype == QKV_F32)
         run_f32(&p, k, &s);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A product of up to 6 rows with 8 rows of weights in place:
- * sums[i][c] += sum over k of x[i][k] * w[k][c].
+ * A product of up to 6 rows with weights in place:
+ * sums[i][c] += sum over k of x[i][k] * w[k][c], 8 rows of weights at a time.
  *
  * The lanes run along 16 columns, 4 accumulators a row: 24 of the 32 registers,
  * 4 for weights, 1 for x. 16 columns of one row take 32 multiply-adds, 32 loads of
@@ -103,26 +103,106 @@ QKV_INLINE void multiply_rows(const qkv_gemm_few_args *a, const int rows, const 
         multiply_tail(&s, left, rows, dtype);
 }
 
+/* ------------------------------------------------ weights stored [out][in] */
+
+/*
+ * The lanes run along columns here too, so that a sum takes its terms in order: 4
+ * x 4 weights are transposed in registers. Two blocks of 4 columns, so that two
+ * chains of multiply-adds run side by side.
+ */
+enum { BLOCK = 4, BLOCKS = 2 };
+
+/* 4 rows of weights from 'k' on, the last one again for those that do not exist. */
+QKV_INLINE void load_block(const qkv_gemm_few_args *a, int64_t column, int64_t k, int64_t n,
+                           const int32_t dtype, float32x4_t w[BLOCK])
+{
+    const int64_t size = dtype == QKV_F32 ? 4 : 2;
+    QKV_UNROLL
+    for (int c = 0; c < BLOCK; c++) {
+        const int64_t at = column + c < a->cols ? column + c : a->cols - 1;
+        const char *from = (const char *)a->w + (at * a->w_stride + k) * size;
+        char copy[BLOCK * sizeof(float)] = {0};
+        if (n < BLOCK) {
+            memcpy(copy, from, (size_t)(n * size));
+            from = copy;
+        }
+        w[c] = load_wide(from, dtype);
+    }
+    transpose4(w);
+}
+
+/* n <= 4 terms more for 4 columns. */
+QKV_INLINE void add_block(const qkv_gemm_few_args *a, int64_t column, int64_t k, int64_t n,
+                          const int rows, const int32_t dtype, float32x4_t acc[QKV_FEW_ROWS])
+{
+    float32x4_t w[BLOCK];
+    load_block(a, column, k, n, dtype, w);
+    QKV_UNROLL
+    for (int i = 0; i < BLOCK; i++) {
+        if (i >= n)
+            break;
+        QKV_UNROLL
+        for (int r = 0; r < rows; r++)
+            acc[r] = vfmaq_n_f32(acc[r], w[i], a->x[r * a->x_stride + k + i]);
+    }
+}
+
+QKV_INLINE void multiply_out_in(const qkv_gemm_few_args *a, int64_t column, const int rows,
+                                const int32_t dtype)
+{
+    float32x4_t acc[BLOCKS][QKV_FEW_ROWS];
+    QKV_UNROLL
+    for (int i = 0; i < BLOCKS * rows; i++) {
+        const int64_t c = column + i / rows * BLOCK, left = a->cols - c;
+        const float *sums = a->sums + i % rows * a->sums_stride + c;
+        acc[i / rows][i % rows] =
+            a->begin || left <= 0 ? vdupq_n_f32(0.0f) : load_upto4(sums, left);
+    }
+    int64_t k = 0;
+    for (; k + BLOCK <= a->depth; k += BLOCK) {
+        QKV_UNROLL
+        for (int b = 0; b < BLOCKS; b++)
+            add_block(a, column + b * BLOCK, k, BLOCK, rows, dtype, acc[b]);
+    }
+    for (int b = 0; b < BLOCKS && k < a->depth; b++)
+        add_block(a, column + b * BLOCK, k, a->depth - k, rows, dtype, acc[b]);
+    QKV_UNROLL
+    for (int i = 0; i < BLOCKS * rows; i++) {
+        const int64_t c = column + i / rows * BLOCK, left = a->cols - c;
+        if (left > 0)
+            store_upto4(a->sums + i % rows * a->sums_stride + c, acc[i / rows][i % rows], left);
+    }
+}
+
+QKV_INLINE void multiply_of(const qkv_gemm_few_args *a, const int rows, const int32_t dtype)
+{
+    if (!a->out_in)
+        multiply_rows(a, rows, dtype);
+    else
+        for (int64_t c = 0; c < a->cols; c += BLOCKS * BLOCK)
+            multiply_out_in(a, c, rows, dtype);
+}
+
 QKV_INLINE void multiply(const qkv_gemm_few_args *a, const int32_t dtype)
 {
     switch (a->rows) {
     case 1:
-        multiply_rows(a, 1, dtype);
+        multiply_of(a, 1, dtype);
         break;
     case 2:
-        multiply_rows(a, 2, dtype);
+        multiply_of(a, 2, dtype);
         break;
     case 3:
-        multiply_rows(a, 3, dtype);
+        multiply_of(a, 3, dtype);
         break;
     case 4:
-        multiply_rows(a, 4, dtype);
+        multiply_of(a, 4, dtype);
         break;
     case 5:
-        multiply_rows(a, 5, dtype);
+        multiply_of(a, 5, dtype);
         break;
     default:
-        multiply_rows(a, 6, dtype);
+        multiply_of(a, 6, dtype);
         break;
     }
 }

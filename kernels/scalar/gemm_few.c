@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Step 1, projection, for few rows: a product with weights where they lie,
- * sums[i][c] += sum over k of x[i][k] * w[k][c].
+ * sums[i][c] += sum over k of x[i][k] * w[k][c], or * w[c][k].
  */
 #include "internal.h"
 
@@ -9,7 +9,7 @@
 
 static float weight_at(const qkv_gemm_few_args *a, int64_t k, int64_t c)
 {
-    const int64_t at = k * a->w_stride + c;
+    const int64_t at = a->out_in ? c * a->w_stride + k : k * a->w_stride + c;
     switch (a->dtype) {
     case QKV_F16:
         return kv_f16(a->w, at, 1.0f);
