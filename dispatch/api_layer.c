@@ -271,9 +271,6 @@ static qkv_status lay_out_layer(const qkv_self_attention_desc *d, const layer_wi
                                 .causal = (d->flags & QKV_CAUSAL) != 0,
                                 .narrow = !p->has_wo && p->out.dtype != QKV_F32,
                                 .scale_log2 = p->attention.scale_log2};
-    /* All in between is f32; without Wo attention writes the output itself. */
-    if (!p->has_wo)
-        p->attention.out.dtype = p->out.dtype;
     size_t used = 0;
     if (!reserve(&used, d->seq_len, w->q, &p->q_at) ||
         !reserve(&used, d->seq_len, w->k, &p->k_at) ||
