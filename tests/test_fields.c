@@ -358,7 +358,7 @@ static const field plain_fields[] = {
     A(shared_len, COUNT, QKV_E_SHAPE, QKV_E_SHAPE),
     A(softcap, CAP),
     A(weights_stage, STAGE, 4),
-    A(mask.data, INPUT, 4),
+    A(mask.data, TENSOR, 4),
     A(mask.stride_batch, STRIDE),
     A(mask.stride_head, STRIDE),
     A(mask.stride_query, STRIDE),

@@ -478,6 +478,65 @@ Test(misuse, asking_takes_no_time, .timeout = 60)
     }
 }
 
+/* Inputs that repeat one row and outputs that fit the address space, of which
+ * something else does not: the sums of parts, what a task begins with, a mask. */
+Test(misuse, sizes_that_no_memory_holds)
+{
+    static float x[4];
+    static const int64_t lens[1] = {64 * QKV_KEY_BLOCK};
+    const qkv_tensor one_row = {.data = x, .flags = QKV_TENSOR_STRIDED};
+    const qkv_tensor out = {.data = (void *)(UINTPTR_MAX / 4 + 1)};
+    const int64_t heads = INT64_C(1) << 55;
+    qkv_attention_desc d = {.size = sizeof d,
+                            .flags = QKV_SPLIT,
+                            .q_heads = heads,
+                            .q_len = 1,
+                            .kv_len = 64 * QKV_KEY_BLOCK,
+                            .head_dim = 1,
+                            .query = one_row,
+                            .key = one_row,
+                            .value = one_row,
+                            .out = out};
+    size_t bytes;
+    int64_t tasks;
+    for (int i = 0; i < 2; i++) {
+        expect_status("scratch_size", "parts", qkv_attention_scratch_size(&d, 1, &bytes),
+                      QKV_E_OVERFLOW);
+        expect_status("task_count", "parts", qkv_attention_task_count(&d, &tasks), QKV_E_OVERFLOW);
+        expect_status("begin", "parts", qkv_attention_begin(&d, x, sizeof x), QKV_E_OVERFLOW);
+        d.kv_lens = lens;
+    }
+    d.kv_lens = NULL;
+    d.kv_len = 1;
+    d.q_heads = 1;
+    d.batch = INT64_C(1) << 59;
+    expect_status("scratch_size", "entries", qkv_attention_scratch_size(&d, 1, &bytes),
+                  QKV_E_OVERFLOW);
+    d.batch = 1;
+    d.flags = 0;
+    d.q_heads = 2;
+    d.q_len = d.kv_len = INT64_C(1) << 31;
+    d.mask = (qkv_mask){.data = x, .dtype = QKV_BIT};
+    expect_status("supports", "mask", qkv_attention_supports(&d, NULL), QKV_E_OVERFLOW);
+
+    const qkv_linear w = {.weight = x, .stride = 0};
+    const qkv_self_attention_desc layer = {.size = sizeof layer,
+                                           .seq_len = INT64_C(1) << 40,
+                                           .model_dim = 1,
+                                           .q_heads = INT64_C(1) << 24,
+                                           .kv_heads = 1,
+                                           .head_dim = 1,
+                                           .out_dim = 1,
+                                           .input = one_row,
+                                           .wq = w,
+                                           .wk = w,
+                                           .wv = w,
+                                           .wo = w,
+                                           .out = out};
+    expect_status("scratch_size", "layer", qkv_self_attention_scratch_size(&layer, &bytes),
+                  QKV_E_OVERFLOW);
+}
+
 /* -------------------------------------------------------------- the steps */
 
 typedef struct step_args {

@@ -4,6 +4,8 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -93,6 +95,28 @@ Test(parallel, begin_and_its_misuse)
     expect_status("pool", qkv_pool_create(0, &pool), QKV_E_INDEX);
     expect_status("pool", qkv_pool_create(INT64_MAX, &pool), QKV_E_INDEX);
     qkv_pool_destroy(NULL);
+}
+
+/* Each of three bodies waits for the others: the pool's threads must take part. */
+static void meet_others(void *argument, int64_t i)
+{
+    (void)i;
+    atomic_int *arrived = argument;
+    atomic_fetch_add(arrived, 1);
+    while (atomic_load(arrived) % 3 != 0)
+        sched_yield();
+}
+
+Test(parallel, pool_threads_take_part, .timeout = 600)
+{
+    qkv_pool *pool = NULL;
+    atomic_int arrived = 0;
+    expect_status("pool", qkv_pool_create(3, &pool), QKV_OK);
+    for (int round = 1; round <= 5; round++) {
+        qkv_pool_parallel_for(pool, 3, meet_others, &arrived);
+        cr_assert_eq(atomic_load(&arrived), 3 * round);
+    }
+    qkv_pool_destroy(pool);
 }
 
 /* A pool whose threads cannot all be started leaves none behind. */

@@ -15,7 +15,8 @@ build=${1:-build-coverage}
         -Doptimization=1 >/dev/null
 ninja -C "$build" tests/qkv-tests tests/test_threads >/dev/null
 find "$build" -name '*.gcda' -delete
-QKV_TEST_EFFORT=${QKV_TEST_EFFORT:-quick} "$build/tests/qkv-tests" >/dev/null 2>&1 && "$build/tests/test_threads" >/dev/null || {
+QKV_TEST_EFFORT=${QKV_TEST_EFFORT:-quick} "$build/tests/qkv-tests" >"$build/tests.log" 2>&1 && "$build/tests/test_threads" >/dev/null || {
+    grep -E 'FAIL|CRASH|TIMEOUT|: ' "$build/tests.log" | tail -n 20
     echo 'coverage: a test fails'
     exit 1
 }
