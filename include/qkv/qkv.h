@@ -509,8 +509,9 @@ typedef struct qkv_attention_desc {
      * long as sequences have few queries (decoding), see all of it and there
      * is no mask and no tree. This changes no bit of a result. With pages the
      * sequences' first shared_len / page_size entries must be equal; without,
-     * that the memory holds the same is the caller's word. Needs
-     * qkv_attention_begin(). 0: none.
+     * that the memory holds the same is the caller's word. Sequences that go
+     * together are one task a key/value head, up to 64 query rows of it, with
+     * QKV_SPLIT too. Needs qkv_attention_begin(). 0: none.
      */
     int64_t shared_len;
 } qkv_attention_desc;

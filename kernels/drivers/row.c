@@ -426,7 +426,8 @@ static void run_part(const qkv_attention_problem *p, const qkv_kernels *k, const
         states[i] = part.begin == 0 ? qkv_first_state(p, place_in(p, pass, i).head)
                                     : (qkv_row_state){.max = -FLT_MAX, .sum = 0.0f};
     memset(out, 0, (size_t)(pass->run.count * p->value_dim) * sizeof *out);
-    run_ranges(p, k, pass, &pass->sinks, part, states, out, s);
+    if (p->windowed)
+        run_ranges(p, k, pass, &pass->sinks, part, states, out, s);
     run_ranges(p, k, pass, &pass->sees, part, states, out, s);
 }
 
