@@ -15,6 +15,8 @@ static const bench_entry entries[] = {
     {"qkv_scale_softmax", false, false, bench_make_scale_softmax},
     {"qkv_weighted_sum", false, false, bench_make_weighted_sum},
     {"qkv_attention", true, true, bench_make_attention},
+    {"qkv_kv_append", false, true, bench_make_kv_append},
+    {"qkv_kv_append_rotary", false, true, bench_make_kv_append_rotary},
     {"qkv_project", false, true, bench_make_project},
     {"qkv_self_attention", false, true, bench_make_self_attention},
 };

@@ -19,7 +19,8 @@ typedef enum bench_bound {
     BENCH_NO_BOUND, /* elements a second, compared with nothing */
     BENCH_FMA,      /* multiply-adds */
     BENCH_READ,     /* reading its input */
-    BENCH_ROOF      /* whichever of the two takes longer */
+    BENCH_ROOF,     /* whichever of the two takes longer */
+    BENCH_COPY      /* reading its input and writing its output */
 } bench_bound;
 
 /* Memory for a case: one piece, handed out from the front in whole cache lines. */
@@ -38,6 +39,7 @@ typedef struct bench_case {
      * 'copies' pieces that follow each other keeps the caches cold. */
     const char *data;
     int64_t bytes, copies;
+    int64_t to_bytes; /* what one run writes, for the copy limit */
 
     bench_work work;
     /* The largest error of the last run against an oracle in f64; NULL: none. */
@@ -91,6 +93,8 @@ bool bench_make_dot(const bench_wish *wish, bench_case *c);
 bool bench_make_scale_softmax(const bench_wish *wish, bench_case *c);
 bool bench_make_weighted_sum(const bench_wish *wish, bench_case *c);
 bool bench_make_attention(const bench_wish *wish, bench_case *c);
+bool bench_make_kv_append(const bench_wish *wish, bench_case *c);
+bool bench_make_kv_append_rotary(const bench_wish *wish, bench_case *c);
 bool bench_make_project(const bench_wish *wish, bench_case *c);
 bool bench_make_self_attention(const bench_wish *wish, bench_case *c);
 

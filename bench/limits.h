@@ -10,15 +10,22 @@
 
 #include <stdint.h>
 
-/* Ways to read the same memory; which one is fastest depends on where it lies. */
-enum { BENCH_READS = 4 };
+/* Ways to read the same memory, or to copy it; which one is fastest depends on where it lies. */
+enum { BENCH_READS = 4, BENCH_COPIES = 2 };
 
 typedef struct bench_limits {
     int64_t fma_flops; /* of one step of fma() */
     void (*fma)(int64_t steps);
     /* 'data' is aligned to 64 bytes and 'bytes' a multiple of 64. */
     void (*read[BENCH_READS])(const char *data, int64_t bytes);
+    /* Reads all of 'from' and writes all of 'to', which is not larger, side by
+     * side; aligned alike. The second way goes past the caches; NULL where the
+     * ISA has no such stores. */
+    void (*copy[BENCH_COPIES])(const char *from, int64_t from_bytes, char *to, int64_t to_bytes);
 } bench_limits;
+
+/* What a copy writes at a time; before that it reads as large a part of its input. */
+enum { BENCH_COPY_BLOCK = 1024 };
 
 /* The limits of an ISA of isas.def; NULL where it is not compiled in. */
 const bench_limits *bench_limits_of(int isa);

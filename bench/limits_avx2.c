@@ -6,6 +6,8 @@
  */
 #include "limits.h"
 
+#include <stdbool.h>
+
 #if !defined(__AVX2__) || !defined(__FMA__)
 #error "compile this file with the flags of avx2"
 #endif
@@ -84,8 +86,51 @@ static void read_8(const char *data, int64_t bytes)
     read_streams(data, bytes, 8, 0);
 }
 
+/* Reads 'from' and writes 'to' block by block; 'past' the caches, a constant where inlined. */
+BENCH_INLINE void copy_blocks(const char *from, int64_t from_bytes, char *to, int64_t to_bytes,
+                              bool past)
+{
+    const double step = (double)from_bytes / (double)to_bytes * BENCH_COPY_BLOCK;
+    __m256i x0 = _mm256_setzero_si256(), x1 = x0;
+    double read_to = 0.0;
+    for (int64_t i = 0, j = 0; j < to_bytes;) {
+        const bool last = to_bytes - j <= BENCH_COPY_BLOCK;
+        read_to += step;
+        const int64_t i_end = last ? from_bytes : (int64_t)read_to / 64 * 64;
+        const int64_t j_end = last ? to_bytes : j + BENCH_COPY_BLOCK;
+        for (; i < i_end; i += 64) {
+            const __m256i *p = (const __m256i *)(const void *)(from + i);
+            x0 = _mm256_or_si256(x0, _mm256_load_si256(p));
+            x1 = _mm256_or_si256(x1, _mm256_load_si256(p + 1));
+        }
+        for (; j < j_end; j += 64) {
+            __m256i *p = (__m256i *)(void *)(to + j);
+            if (past) {
+                _mm256_stream_si256(p, x0);
+                _mm256_stream_si256(p + 1, x1);
+            } else {
+                _mm256_store_si256(p, x0);
+                _mm256_store_si256(p + 1, x1);
+            }
+        }
+    }
+    if (past)
+        _mm_sfence();
+}
+
+static void copy_cached(const char *from, int64_t from_bytes, char *to, int64_t to_bytes)
+{
+    copy_blocks(from, from_bytes, to, to_bytes, false);
+}
+
+static void copy_past(const char *from, int64_t from_bytes, char *to, int64_t to_bytes)
+{
+    copy_blocks(from, from_bytes, to, to_bytes, true);
+}
+
 const bench_limits bench_limits_avx2 = {
     .fma_flops = INT64_C(12) * 8 * 2,
     .fma = fma_avx2,
     .read = {read_1, read_4, read_4_ahead, read_8},
+    .copy = {copy_cached, copy_past},
 };

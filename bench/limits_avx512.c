@@ -6,6 +6,8 @@
  */
 #include "limits.h"
 
+#include <stdbool.h>
+
 #if !defined(__AVX512F__)
 #error "compile this file with the flags of avx512"
 #endif
@@ -102,8 +104,45 @@ static void read_8(const char *data, int64_t bytes)
     read_streams(data, bytes, 8, 0);
 }
 
+/* Reads 'from' and writes 'to' block by block; 'past' the caches, a constant where inlined. */
+BENCH_INLINE void copy_blocks(const char *from, int64_t from_bytes, char *to, int64_t to_bytes,
+                              bool past)
+{
+    const double step = (double)from_bytes / (double)to_bytes * BENCH_COPY_BLOCK;
+    __m512i x = _mm512_setzero_si512();
+    double read_to = 0.0;
+    for (int64_t i = 0, j = 0; j < to_bytes;) {
+        const bool last = to_bytes - j <= BENCH_COPY_BLOCK;
+        read_to += step;
+        const int64_t i_end = last ? from_bytes : (int64_t)read_to / 64 * 64;
+        const int64_t j_end = last ? to_bytes : j + BENCH_COPY_BLOCK;
+        for (; i < i_end; i += 64) {
+            x = _mm512_or_si512(x, _mm512_load_si512(from + i));
+        }
+        for (; j < j_end; j += 64) {
+            if (past)
+                _mm512_stream_si512((__m512i *)(void *)(to + j), x);
+            else
+                _mm512_store_si512(to + j, x);
+        }
+    }
+    if (past)
+        _mm_sfence();
+}
+
+static void copy_cached(const char *from, int64_t from_bytes, char *to, int64_t to_bytes)
+{
+    copy_blocks(from, from_bytes, to, to_bytes, false);
+}
+
+static void copy_past(const char *from, int64_t from_bytes, char *to, int64_t to_bytes)
+{
+    copy_blocks(from, from_bytes, to, to_bytes, true);
+}
+
 const bench_limits bench_limits_avx512 = {
     .fma_flops = INT64_C(24) * 16 * 2,
     .fma = fma_avx512,
     .read = {read_1, read_4, read_4_ahead, read_8},
+    .copy = {copy_cached, copy_past},
 };

@@ -6,6 +6,8 @@
  */
 #include "limits.h"
 
+#include <stdbool.h>
+
 #if !defined(__ARM_NEON)
 #error "compile this file with the flags of neon"
 #endif
@@ -102,8 +104,35 @@ static void read_8(const char *data, int64_t bytes)
     read_streams(data, bytes, 8, 0);
 }
 
+/* Reads 'from' and writes 'to' block by block. */
+static void copy_cached(const char *from, int64_t from_bytes, char *to, int64_t to_bytes)
+{
+    const double step = (double)from_bytes / (double)to_bytes * BENCH_COPY_BLOCK;
+    uint32x4_t x0 = vdupq_n_u32(0), x1 = x0;
+    double read_to = 0.0;
+    for (int64_t i = 0, j = 0; j < to_bytes;) {
+        const bool last = to_bytes - j <= BENCH_COPY_BLOCK;
+        read_to += step;
+        const int64_t i_end = last ? from_bytes : (int64_t)read_to / 64 * 64;
+        const int64_t j_end = last ? to_bytes : j + BENCH_COPY_BLOCK;
+        for (; i < i_end; i += 64) {
+            const uint32_t *p = (const uint32_t *)(const void *)(from + i);
+            x0 = vorrq_u32(vorrq_u32(x0, vld1q_u32(p)), vld1q_u32(p + 8));
+            x1 = vorrq_u32(vorrq_u32(x1, vld1q_u32(p + 4)), vld1q_u32(p + 12));
+        }
+        for (; j < j_end; j += 64) {
+            uint32_t *p = (uint32_t *)(void *)(to + j);
+            vst1q_u32(p, x0);
+            vst1q_u32(p + 4, x1);
+            vst1q_u32(p + 8, x0);
+            vst1q_u32(p + 12, x1);
+        }
+    }
+}
+
 const bench_limits bench_limits_neon = {
     .fma_flops = INT64_C(24) * 4 * 2,
     .fma = fma_neon,
     .read = {read_1, read_4, read_4_ahead, read_8},
+    .copy = {copy_cached},
 };

@@ -7,6 +7,8 @@
  */
 #include "limits.h"
 
+#include <stdbool.h>
+
 extern const bench_limits bench_limits_scalar;
 
 /* 1, read anew for each chain: chains that are known to be equal are merged into one. */
@@ -75,8 +77,33 @@ static void read_8(const char *data, int64_t bytes)
     read_streams(data, bytes, 8);
 }
 
+/* Reads 'from' and writes 'to' block by block. */
+static void copy_cached(const char *from, int64_t from_bytes, char *to, int64_t to_bytes)
+{
+    const double step = (double)from_bytes / (double)to_bytes * BENCH_COPY_BLOCK;
+    uint64_t x0 = 0, x1 = 0;
+    double read_to = 0.0;
+    for (int64_t i = 0, j = 0; j < to_bytes;) {
+        const bool last = to_bytes - j <= BENCH_COPY_BLOCK;
+        read_to += step;
+        const int64_t i_end = last ? from_bytes : (int64_t)read_to / 64 * 64;
+        const int64_t j_end = last ? to_bytes : j + BENCH_COPY_BLOCK;
+        for (; i < i_end; i += 64) {
+            const uint64_t *p = (const uint64_t *)(const void *)(from + i);
+            x0 |= p[0] | p[2] | p[4] | p[6];
+            x1 |= p[1] | p[3] | p[5] | p[7];
+        }
+        for (; j < j_end; j += 64) {
+            uint64_t *p = (uint64_t *)(void *)(to + j);
+            p[0] = p[2] = p[4] = p[6] = x0;
+            p[1] = p[3] = p[5] = p[7] = x1;
+        }
+    }
+}
+
 const bench_limits bench_limits_scalar = {
     .fma_flops = INT64_C(13) * 2,
     .fma = fma_scalar,
     .read = {read_1, read_2, read_4, read_8},
+    .copy = {copy_cached},
 };

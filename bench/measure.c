@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "limits.h"
 
@@ -12,7 +13,8 @@ enum { FMA_STEPS = 1000 };
 typedef struct limit_context {
     const bench_limits *limits;
     const char *data;
-    int64_t bytes, copies, copy;
+    char *to;
+    int64_t bytes, to_bytes, copies, copy;
     int threads, variant;
 } limit_context;
 
@@ -39,13 +41,27 @@ static void read_run(void *context, int worker)
     x->limits->read[x->variant](x->data + x->copy * x->bytes + begin, end - begin);
 }
 
-/* The fastest way to read this much memory is the limit. */
-static bench_work read_work(limit_context *x)
+/* The last way is the C library's, and reading what it leaves. */
+static void copy_run(void *context, int worker)
 {
-    const bench_work work = {read_begin, read_run, x};
+    (void)worker;
+    const limit_context *x = context;
+    if (x->variant < BENCH_COPIES) {
+        const int way = x->limits->copy[x->variant] ? x->variant : 0;
+        x->limits->copy[way](x->data, x->bytes, x->to, x->to_bytes);
+        return;
+    }
+    const int64_t both = x->to_bytes < x->bytes ? x->to_bytes : x->bytes;
+    memcpy(x->to, x->data, (size_t)both);
+    x->limits->read[0](x->data + both, x->bytes - both);
+}
+
+/* The fastest of several ways to read or copy this much memory is the limit. */
+static bench_work fastest(bench_work work, limit_context *x, int variants)
+{
     double best = HUGE_VAL;
     int best_variant = 0;
-    for (x->variant = 0; x->variant < BENCH_READS; x->variant++) {
+    for (x->variant = 0; x->variant < variants; x->variant++) {
         const double ns = bench_quick(&work);
         if (ns < best) {
             best = ns;
@@ -63,7 +79,13 @@ void bench_warm_up(int isa, double seconds)
         bench_limits_of(isa)->fma(FMA_STEPS);
 }
 
-/* The limit of each round beside the work of that round. */
+static double bytes_moved(const bench_case *c)
+{
+    return (double)c->bytes + (c->bound == BENCH_COPY ? (double)c->to_bytes : 0.0);
+}
+
+/* The limit of each round beside the work of that round; 'read' is a copy where
+ * that is the bound. */
 static void judge(const bench_case *c, const bench_times *times, int fma, int read,
                   double fma_flops, bench_result *r)
 {
@@ -73,7 +95,7 @@ static void judge(const bench_case *c, const bench_times *times, int fma, int re
         const double f = fma ? c->flops * times[fma].round[i] / fma_flops : 0.0;
         const double b = read ? times[read].round[i] : 0.0;
         fma_rate[i] = fma ? fma_flops / times[fma].round[i] : 0.0;
-        read_rate[i] = read ? (double)c->bytes / times[read].round[i] : 0.0;
+        read_rate[i] = read ? bytes_moved(c) / times[read].round[i] : 0.0;
         fraction[i] = fmax(f, b) / times[0].round[i];
         fma_time += f;
         read_time += b;
@@ -81,7 +103,7 @@ static void judge(const bench_case *c, const bench_times *times, int fma, int re
     if (!fma && !read)
         return;
     const bool by_fma = fma_time >= read_time;
-    r->limit = by_fma ? "fma" : "read";
+    r->limit = by_fma ? "fma" : c->bound == BENCH_COPY ? "copy" : "read";
     r->limit_rate = bench_median(by_fma ? fma_rate : read_rate, times[0].rounds);
     r->fraction = bench_median(fraction, times[0].rounds);
 }
@@ -94,7 +116,7 @@ static void fill(const bench_case *c, bench_times *times, bench_result *r)
     r->min_ns = times->min;
     r->gflops = c->flops > 0.0 ? c->flops / r->median_ns : BENCH_NONE;
     r->gelems = c->elements > 0.0 ? c->elements / r->median_ns : BENCH_NONE;
-    r->gbps = c->bound == BENCH_NO_BOUND ? BENCH_NONE : (double)c->bytes / r->median_ns;
+    r->gbps = c->bound == BENCH_NO_BOUND ? BENCH_NONE : bytes_moved(c) / r->median_ns;
 }
 
 static void measure(const bench_order *order, const bench_case *c, bench_result *r)
@@ -103,6 +125,7 @@ static void measure(const bench_order *order, const bench_case *c, bench_result 
         .limits = bench_limits_of(order->isa),
         .data = c->data,
         .bytes = c->bytes,
+        .to_bytes = c->to_bytes,
         .copies = c->copies,
         .threads = order->threads,
     };
@@ -115,9 +138,18 @@ static void measure(const bench_order *order, const bench_case *c, bench_result 
     }
     if (c->bound == BENCH_READ || c->bound == BENCH_ROOF) {
         read = n++;
-        works[read] = read_work(&context);
+        works[read] = fastest((bench_work){read_begin, read_run, &context}, &context, BENCH_READS);
+    }
+    bench_arena to = {0};
+    if (c->bound == BENCH_COPY) {
+        /* Elsewhere: stores past the caches would take the work's output out of them. */
+        to = bench_arena_new(c->to_bytes / 4);
+        context.to = to.base;
+        read = n++;
+        works[read] = fastest((bench_work){NULL, copy_run, &context}, &context, BENCH_COPIES + 1);
     }
     bench_measure(works, n, order->seconds, order->rounds, times);
+    free(to.base);
 
     const double fma_flops =
         (double)context.limits->fma_flops * (double)FMA_STEPS * (double)order->threads;

@@ -16,7 +16,7 @@ typedef struct bench_result {
     bool alone; /* only samples with the core alone */
     double median_ns, min_ns;
     double gflops, gbps, gelems; /* a second, from the median */
-    const char *limit;           /* "fma", "read", or "none" */
+    const char *limit;           /* "fma", "read", "copy", or "none" */
     double limit_rate;           /* GFLOP/s or GB/s, measured in the same rounds */
     double fraction;             /* of the limit that was reached, 1 is all of it */
     double max_error;            /* absolute, against f64 */

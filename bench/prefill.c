@@ -30,7 +30,7 @@ static const bench_prefill prefill[] = {
     {"16 x 4096 x 4096", "16x4096x4096", "qkv_project", 0.85, 0.85, QKV_F32},
 };
 
-/* One token against a cache, in every type that a cache may have. */
+/* One token against a cache, in every type that a cache may have, and filling it. */
 static const bench_prefill decode[] = {
     {"D32768 f32", "D32768", "qkv_attention", 0.82, 0.82, QKV_F32},
     {"D32768 f16", "D32768", "qkv_attention", 0.82, 0.82, QKV_F16},
@@ -61,6 +61,22 @@ static const bench_prefill decode[] = {
     {"1 x 4096 x 4096 bf16", "1x4096x4096", "qkv_project", 0.85, 0.85, QKV_BF16},
     {"Dmha512 f32", "Dmha512", "qkv_attention", BENCH_NONE, BENCH_NONE, QKV_F32},
     {"Dmha512 f16", "Dmha512", "qkv_attention", BENCH_NONE, BENCH_NONE, QKV_F16},
+    {"append f32", "D4096", "qkv_kv_append", 0.80, 0.80, QKV_F32},
+    {"append f16", "D4096", "qkv_kv_append", 0.80, 0.80, QKV_F16},
+    {"append bf16", "D4096", "qkv_kv_append", 0.80, 0.80, QKV_BF16},
+    {"append q8_0", "D4096", "qkv_kv_append", 0.80, 0.80, QKV_Q8_0},
+    {"append i8", "D4096", "qkv_kv_append", 0.80, 0.80, QKV_I8},
+    {"append f8_e4m3", "D4096", "qkv_kv_append", 0.80, 0.80, QKV_F8_E4M3},
+    {"append f8_e5m2", "D4096", "qkv_kv_append", 0.80, 0.80, QKV_F8_E5M2},
+    {"append q4_0", "D4096", "qkv_kv_append", 0.80, 0.80, QKV_Q4_0},
+    {"turn, append f32", "D4096", "qkv_kv_append_rotary", 0.80, 0.80, QKV_F32},
+    {"turn, append f16", "D4096", "qkv_kv_append_rotary", 0.80, 0.80, QKV_F16},
+    {"turn, append bf16", "D4096", "qkv_kv_append_rotary", 0.80, 0.80, QKV_BF16},
+    {"turn, append q8_0", "D4096", "qkv_kv_append_rotary", 0.80, 0.80, QKV_Q8_0},
+    {"turn, append i8", "D4096", "qkv_kv_append_rotary", 0.80, 0.80, QKV_I8},
+    {"turn, append f8_e4m3", "D4096", "qkv_kv_append_rotary", 0.80, 0.80, QKV_F8_E4M3},
+    {"turn, append f8_e5m2", "D4096", "qkv_kv_append_rotary", 0.80, 0.80, QKV_F8_E5M2},
+    {"turn, append q4_0", "D4096", "qkv_kv_append_rotary", 0.80, 0.80, QKV_Q4_0},
 };
 
 static const bench_table tables[] = {

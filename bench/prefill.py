@@ -44,7 +44,7 @@ def summarise(runs):
                 "fraction": statistics.median(fractions),
                 "lowest": min(fractions),
                 "highest": max(fractions),
-                "gflops": statistics.median(r["gflops"] for r in results),
+                "gflops": statistics.median(r["gflops"] or 0.0 for r in results),
                 "limit_rate": statistics.median(r["limit_rate"] for r in results),
                 "max_error": max(r["max_error"] for r in results),
                 "alone": len(alone),
@@ -74,10 +74,11 @@ def print_table(rows):
     for r in rows:
         bar = f"{100 * r['bar']:.0f} %" if r["bar"] else "-"
         ratio = f"{r['fraction'] / r['bar']:.3f}" if r["bar"] else "-"
+        gflops = f"{r['gflops']:.1f}" if r["gflops"] else "-"
         print(
             f"{r['shape']:20} {r['isa']:6} {r['limit']:5} {r['alone']:5} {bar:>5} {100 * r['fraction']:>5.1f} % "
             f"{100 * r['lowest']:>5.1f} % {100 * r['highest']:>5.1f} % {ratio:>6} "
-            f"{r['gflops']:>8.1f} {r['max_error']:>8.1e}  {drawn(r)}"
+            f"{gflops:>8} {r['max_error']:>8.1e}  {drawn(r)}"
         )
 
 

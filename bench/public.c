@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../kernels/drivers/append.h"
 #include "../kernels/drivers/typed.h"
 #include "oracle.h"
 #include "validate.h"
@@ -364,6 +365,145 @@ bool bench_make_attention(const bench_wish *wish, bench_case *c)
     c->max_error = attention_error;
     c->destroy = attention_destroy;
     return true;
+}
+
+/* --------------------------------------------------------- filling a cache */
+
+typedef struct append_context {
+    bench_memory memory; /* in: new rows and tables; out: the cache */
+    bench_arena exact;
+    qkv_kv_append_desc desc;
+    float *row; /* of the cache, as f32 */
+} append_context;
+
+static void append_run(void *context, int worker)
+{
+    (void)worker;
+    const append_context *x = context;
+    must(qkv_kv_append(&x->desc), "qkv_kv_append");
+}
+
+/* The largest difference of a cache's rows from the new ones, the rounding to its type included. */
+static double side_error(const append_context *x, const qkv_tensor *from, const qkv_tensor *to,
+                         const qkv_tensor *scale, int64_t dim, int64_t pairs)
+{
+    const int64_t rows = x->desc.kv_heads * x->desc.kv_len;
+    double worst = 0.0;
+    for (int64_t r = rows - 1; r >= 0; r -= sample_step(rows)) {
+        const float *new = (const float *)from->data + r *dim;
+        const int64_t table = r % x->desc.kv_len * pairs;
+        qkv_widen_typed(plain(), to->dtype, (const char *)to->data + qkv_bytes(to->dtype, r * dim),
+                        scale->data ? (const float *)scale->data + r : NULL, x->row, dim);
+        for (int64_t d = 0; d < dim; d++) {
+            double exact = (double)new[d];
+            if (d < 2 * pairs) {
+                const int64_t i = d % pairs;
+                const double a = (double)new[i], b = (double)new[i + pairs];
+                const double cosine = (double)x->desc.cosines[table + i];
+                const double sine = (double)x->desc.sines[table + i];
+                exact = d < pairs ? a * cosine - b * sine : a * sine + b * cosine;
+            }
+            worst = bench_oracle_worse(worst, fabs((double)x->row[d] - exact));
+        }
+    }
+    return worst;
+}
+
+static double append_error(void *context)
+{
+    const append_context *x = context;
+    const qkv_kv_append_desc *d = &x->desc;
+    return bench_oracle_worse(
+        side_error(x, &d->new_key, &d->key, &d->key_scale, d->head_dim, d->rotary_dim / 2),
+        side_error(x, &d->new_value, &d->value, &d->value_scale, d->value_dim, 0));
+}
+
+static void append_destroy(void *context)
+{
+    append_context *x = context;
+    free(x->exact.base);
+    bench_free_memory(x);
+}
+
+/* A turn for every position and pair, the same for all heads. */
+static void append_tables(append_context *x, int64_t pairs)
+{
+    const int64_t n = x->desc.kv_len * pairs;
+    float *cosines = bench_take(&x->memory.in, n), *sines = bench_take(&x->memory.in, n);
+    bench_fill_range(sines, n, -3.0f, 3.0f, 53);
+    for (int64_t i = 0; i < n; i++) {
+        cosines[i] = cosf(sines[i]);
+        sines[i] = sinf(sines[i]);
+    }
+    x->desc.rotary_dim = 2 * pairs;
+    x->desc.rotary_len = x->desc.kv_len;
+    x->desc.cosines = cosines;
+    x->desc.sines = sines;
+}
+
+static void append_memory(append_context *x, int32_t dtype, int64_t pairs)
+{
+    qkv_kv_append_desc *d = &x->desc;
+    const int64_t rows = d->kv_heads * d->kv_len;
+    const int64_t keys = rows * d->head_dim, values = rows * d->value_dim;
+    x->memory.in = bench_arena_new(keys + values + 2 * d->kv_len * pairs);
+    float *new_key = bench_take(&x->memory.in, keys);
+    float *new_value = bench_take(&x->memory.in, values);
+    bench_fill_normal(new_key, keys, 51);
+    bench_fill_normal(new_value, values, 52);
+    if (pairs)
+        append_tables(x, pairs);
+    x->exact = bench_arena_new(d->head_dim + d->value_dim);
+    x->row = bench_take(&x->exact, d->head_dim + d->value_dim);
+
+    const int64_t key_floats = (qkv_bytes(dtype, keys) + 3) / 4;
+    const int64_t value_floats = (qkv_bytes(dtype, values) + 3) / 4;
+    x->memory.out = bench_arena_new(key_floats + value_floats + 2 * rows);
+    d->new_key.data = new_key;
+    d->new_value.data = new_value;
+    d->key = (qkv_tensor){.data = bench_take(&x->memory.out, key_floats), .dtype = dtype};
+    d->value = (qkv_tensor){.data = bench_take(&x->memory.out, value_floats), .dtype = dtype};
+    if (dtype == QKV_I8) {
+        d->key_scale.data = bench_take(&x->memory.out, rows);
+        d->value_scale.data = bench_take(&x->memory.out, rows);
+    }
+}
+
+/* The shape's keys and values, f32, on their way into a cache of the wanted type. */
+static bool make_append(const bench_wish *wish, bench_case *c, bool rotary)
+{
+    const bench_shape *s = wish->shape;
+    const bool blocks = wish->dtype == QKV_Q8_0 || wish->dtype == QKV_Q4_0;
+    if (blocks && (s->head_dim % QKV_KV_BLOCK || s->value_dim % QKV_KV_BLOCK))
+        return false;
+    if (rotary && (s->head_dim < 2 || s->head_dim > QKV_APPEND_DIM_MAX))
+        return false;
+    append_context *x = bench_alloc(sizeof *x);
+    x->desc = (qkv_kv_append_desc){
+        .size = sizeof x->desc,
+        .kv_heads = s->kv_heads,
+        .new_len = s->kv_len,
+        .kv_len = s->kv_len,
+        .head_dim = s->head_dim,
+        .value_dim = s->value_dim,
+    };
+    append_memory(x, wish->dtype, rotary ? s->head_dim / 2 : 0);
+    bench_finish(c, &x->memory, append_run, append_error);
+    c->destroy = append_destroy;
+    c->bound = BENCH_COPY;
+    c->elements = (double)(s->kv_heads * s->kv_len) * (double)(s->head_dim + s->value_dim);
+    c->to_bytes = x->memory.out.used;
+    return true;
+}
+
+bool bench_make_kv_append(const bench_wish *wish, bench_case *c)
+{
+    return make_append(wish, c, false);
+}
+
+bool bench_make_kv_append_rotary(const bench_wish *wish, bench_case *c)
+{
+    return make_append(wish, c, true);
 }
 
 /* ------------------------------------------------------- projection, layer */

@@ -50,7 +50,7 @@ static const char *time_text(char text[16], double ns)
 /* In the unit of the limit. */
 static const char *rate_text(char text[16], const bench_result *r)
 {
-    if (strcmp(r->limit, "read") == 0)
+    if (strcmp(r->limit, "read") == 0 || strcmp(r->limit, "copy") == 0)
         snprintf(text, 16, "%.1f GB/s", r->gbps);
     else if (!isnan(r->gflops))
         snprintf(text, 16, "%.1f GF/s", r->gflops);
@@ -87,7 +87,8 @@ void bench_print_head(const char *dtype, int threads, int rounds, bool cpu_clock
     printf("qkv %d.%d.%d, %s, %s, %d thread%s, %d rounds, %s time; limits measured in turns\n",
            QKV_VERSION_MAJOR, QKV_VERSION_MINOR, QKV_VERSION_PATCH, dtype, bench_cpu_name(),
            threads, threads == 1 ? "" : "s", rounds, cpu_clock ? "cpu" : "wall");
-    puts("GF/s: 10^9 useful operations, Ge/s: 10^9 elements, GB/s: 10^9 bytes read, a second\n");
+    puts("GF/s: 10^9 useful operations, Ge/s: 10^9 elements, GB/s: 10^9 bytes read (and written), "
+         "a second\n");
     printf("%-18s %-12s %-6s %9s %9s %11s %11s %7s %8s\n", "kernel", "shape", "isa", "median",
            "min", "rate", "limit", "of it", "error");
 }
@@ -104,17 +105,17 @@ void bench_print_row(const bench_result *r)
 
 void bench_print_prefill_head(void)
 {
-    printf("\n%-22s %-13s %-6s %-4s %7s %8s %7s %9s %8s\n", "shape", "kernel", "isa", "limit",
+    printf("\n%-22s %-20s %-6s %-4s %7s %8s %7s %9s %8s\n", "shape", "kernel", "isa", "limit",
            "bar", "figure", "ratio", "GFLOP/s", "error");
 }
 
 void bench_print_prefill_row(const bench_result *r, double bar)
 {
-    char t[4][16];
-    printf("%-22s %-13s %-6s %-5s %6s %8s %7s %9.1f %8s\n", r->shape, r->kernel, r->isa, r->limit,
+    char t[5][16];
+    printf("%-22s %-20s %-6s %-5s %6s %8s %7s %9s %8s\n", r->shape, r->kernel, r->isa, r->limit,
            optional(t[0], "%.0f %%", 100.0 * bar), optional(t[1], "%.1f %%", 100.0 * r->fraction),
-           optional(t[2], "%.3f", r->fraction / bar), r->gflops,
-           optional(t[3], "%.1e", r->max_error));
+           optional(t[2], "%.3f", r->fraction / bar), optional(t[3], "%.1f", r->gflops),
+           optional(t[4], "%.1e", r->max_error));
     fflush(stdout);
 }
 
