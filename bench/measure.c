@@ -207,6 +207,8 @@ bool bench_measure_case(const bench_order *order, bench_result *result)
         .fraction = BENCH_NONE,
         .max_error = BENCH_NONE,
     };
+    if (order->by_fma)
+        c.bound = BENCH_FMA;
     measure(order, &c, result);
     if (c.max_error)
         result->max_error = c.max_error(c.work.context);

@@ -32,7 +32,7 @@ typedef struct bench_order {
     int isa, threads, rounds;
     int32_t dtype;
     double seconds;
-    bool cold;
+    bool cold, by_fma; /* by_fma: multiply-adds are the limit, whatever else is */
 } bench_order;
 /* "f32", "f16", ..., "q4_0" */
 const char *bench_dtype_name(int32_t dtype);

@@ -18,7 +18,8 @@ typedef struct bench_table {
     const char *name;
     const bench_prefill *rows;
     int count;
-    bool dtypes; /* rows have types of their own */
+    bool dtypes;        /* rows have types of their own */
+    const char *by_fma; /* the row whose figure is a fraction of the multiply-adds alone */
 } bench_table;
 
 /* "prefill" or "decode"; NULL for any other name. */

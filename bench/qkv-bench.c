@@ -113,6 +113,7 @@ static void run_table_row(const bench_options *o, const bench_prefill *row, int 
     order.entry = entry_named(row->kernel);
     if (o->table->dtypes)
         order.dtype = row->dtype;
+    order.by_fma = strcmp(row->name, o->table->by_fma) == 0;
     order.shape = &shape;
     order.isa = isa;
     if (!bench_measure_case(&order, &result))
