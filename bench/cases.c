@@ -96,6 +96,17 @@ void bench_fill_range(float *x, int64_t n, float low, float high, uint64_t seed)
         x[i] = low + (high - low) * ((float)(next(&state) >> 40) / 16777216.0f);
 }
 
+void bench_shuffle(int32_t *x, int64_t n, uint64_t seed)
+{
+    uint64_t state = seed;
+    for (int64_t i = n - 1; i > 0; i--) {
+        const int64_t j = (int64_t)(next(&state) % (uint64_t)(i + 1));
+        const int32_t kept = x[i];
+        x[i] = x[j];
+        x[j] = kept;
+    }
+}
+
 void bench_free_memory(void *context)
 {
     bench_memory *x = context;

@@ -85,6 +85,7 @@ bench_arena bench_arena_new(int64_t floats); /* room for up to 16 arrays in all 
 float *bench_take(bench_arena *arena, int64_t floats);
 void bench_fill_normal(float *x, int64_t n, uint64_t seed); /* mean 0, variance 1 */
 void bench_fill_range(float *x, int64_t n, float low, float high, uint64_t seed);
+void bench_shuffle(int32_t *x, int64_t n, uint64_t seed);
 void *bench_alloc(size_t bytes); /* zeroed; does not return NULL */
 void bench_keep(float result);   /* makes a result count as used */
 

@@ -178,6 +178,9 @@ bool bench_make_weighted_sum(const bench_wish *wish, bench_case *c)
 
 typedef struct attention_context {
     const bench_shape *shape;
+    /* Of a batch: where the keys of each sequence begin among all, and its pages. */
+    int64_t starts[BENCH_SEQUENCES_MAX];
+    int32_t *page_table;
     bench_arena exact;    /* queries, one output row, keys and values as f32 */
     bench_arena in, out;  /* as the function gets them; in: 'copies' times */
     int64_t copy, copies; /* of keys and values */
@@ -237,33 +240,58 @@ static void narrow_row(int32_t dtype, float *x, void *y, float *scale, int64_t n
     qkv_widen_typed(plain(), dtype, y, scale, x, n);
 }
 
-static void narrow(int32_t dtype, float *x, void *y, float *scales, int64_t rows, int64_t dim)
+/* Row j of a sequence and head: its place among the exact ones, [sequence][head][row]. */
+static int64_t exact_row(const attention_context *x, int b, int64_t head, int64_t j)
 {
-    for (int64_t i = 0; i < rows; i++)
-        narrow_row(dtype, x + i * dim, (char *)y + qkv_bytes(dtype, i * dim), scales + i, dim);
+    return x->shape->kv_heads * x->starts[b] + head * x->shape->lens[b] + j;
+}
+
+/* The same in the cache, [page][head][row] where there are pages. */
+static int64_t cache_row(const attention_context *x, int b, int64_t head, int64_t j)
+{
+    const bench_shape *s = x->shape;
+    if (!s->page_size)
+        return (b * s->kv_heads + head) * s->kv_len + j;
+    const int64_t columns = (s->kv_len + s->page_size - 1) / s->page_size;
+    const int64_t page = x->page_table[b * columns + j / s->page_size];
+    return (page * s->kv_heads + head) * s->page_size + j % s->page_size;
+}
+
+static void narrow(const attention_context *x, int32_t dtype, float *exact, char *cache,
+                   float *scales, int64_t dim)
+{
+    const bench_shape *s = x->shape;
+    for (int b = 0; b < s->sequences; b++)
+        for (int64_t head = 0; head < s->kv_heads; head++)
+            for (int64_t j = 0; j < s->lens[b]; j++) {
+                const int64_t to = cache_row(x, b, head, j);
+                narrow_row(dtype, exact + exact_row(x, b, head, j) * dim,
+                           cache + qkv_bytes(dtype, to * dim), scales + to, dim);
+            }
 }
 
 static double attention_error(void *context)
 {
     const attention_context *x = context;
     const bench_shape *s = x->shape;
-    const int64_t rows = s->q_heads * s->q_len, group = s->q_heads / s->kv_heads;
+    const int64_t rows = s->sequences * s->q_heads * s->q_len, group = s->q_heads / s->kv_heads;
     /* From the last row up: under a causal mask it sees most. */
     double *weights = bench_alloc((size_t)s->kv_len * sizeof *weights), worst = 0.0;
     for (int64_t r = rows - 1; r >= 0; r -= sample_step(rows)) {
-        const int64_t kv_head = r / s->q_len / group;
+        const int b = (int)(r / s->q_len / s->q_heads);
+        const int64_t kv_row = exact_row(x, b, r / s->q_len % s->q_heads / group, 0);
         const int32_t dtype = x->desc.out.dtype;
         const int64_t at = qkv_bytes(dtype, r * s->value_dim);
         qkv_widen_typed(plain(), dtype, (const char *)x->desc.out.data + at, NULL, x->row,
                         s->value_dim);
         const bench_oracle_row row = {
             .query = x->q + r * s->head_dim,
-            .keys = x->keys + kv_head * s->kv_len * s->head_dim,
-            .values = x->values + kv_head * s->kv_len * s->value_dim,
+            .keys = x->keys + kv_row * s->head_dim,
+            .values = x->values + kv_row * s->value_dim,
             .out = x->row,
             .keys_stride = s->head_dim,
             .values_stride = s->value_dim,
-            .kv_len = bench_shape_visible(s, r % s->q_len),
+            .kv_len = bench_shape_visible(s, b, r % s->q_len),
             .head_dim = s->head_dim,
             .value_dim = s->value_dim,
             .scale = 1.0 / sqrt((double)s->head_dim),
@@ -281,38 +309,75 @@ static void attention_destroy(void *context)
     free(x->in.base);
     free(x->out.base);
     free(x->scratch);
+    free(x->page_table);
     free(x);
+}
+
+/* Who has which keys; the pages lie shuffled, as they do once sequences come and go. */
+static void attention_batch(attention_context *x)
+{
+    const bench_shape *s = x->shape;
+    for (int b = 1; b < s->sequences; b++)
+        x->starts[b] = x->starts[b - 1] + s->lens[b - 1];
+    if (s->sequences > 1) {
+        x->desc.batch = s->sequences;
+        x->desc.kv_lens = s->lens;
+    }
+    if (!s->page_size)
+        return;
+    const int64_t columns = (s->kv_len + s->page_size - 1) / s->page_size;
+    const int64_t pages = bench_shape_pages(s);
+    int32_t *order = bench_alloc((size_t)pages * sizeof *order);
+    x->page_table = bench_alloc((size_t)(s->sequences * columns) * sizeof *x->page_table);
+    for (int64_t i = 0; i < pages; i++)
+        order[i] = (int32_t)i;
+    bench_shuffle(order, pages, 34);
+    for (int64_t b = 0, taken = 0; b < s->sequences; b++)
+        for (int64_t j = 0; j * s->page_size < s->lens[b]; j++)
+            x->page_table[b * columns + j] = order[taken++];
+    free(order);
+    x->desc.page_size = s->page_size;
+    x->desc.pages = pages;
+    x->desc.page_table = x->page_table;
+}
+
+/* Queries, keys and values as f32. */
+static void attention_exact(attention_context *x, int64_t queries, int64_t scales)
+{
+    const bench_shape *s = x->shape;
+    const int64_t keys = s->kv_heads * bench_shape_keys(s);
+    x->exact =
+        bench_arena_new(queries + s->value_dim + keys * (s->head_dim + s->value_dim) + 2 * scales);
+    x->q = bench_take(&x->exact, queries);
+    x->row = bench_take(&x->exact, s->value_dim);
+    x->keys = bench_take(&x->exact, keys * s->head_dim);
+    x->values = bench_take(&x->exact, keys * s->value_dim);
+    bench_fill_normal(x->q, queries, 31);
+    bench_fill_normal(x->keys, keys * s->head_dim, 32);
+    bench_fill_normal(x->values, keys * s->value_dim, 33);
 }
 
 static void attention_memory(attention_context *x, const bench_wish *wish)
 {
     const bench_shape *s = wish->shape;
-    const int64_t keys = s->kv_heads * s->kv_len * s->head_dim;
-    const int64_t values = s->kv_heads * s->kv_len * s->value_dim;
-    const int64_t queries = s->q_heads * s->q_len * s->head_dim;
-    const int64_t outputs = s->q_heads * s->q_len * s->value_dim;
-    const int64_t rows = s->kv_heads * s->kv_len;
+    const int64_t rows = s->kv_heads * (s->page_size ? bench_shape_pages(s) * s->page_size
+                                                     : s->sequences * s->kv_len);
+    const int64_t queries = s->sequences * s->q_heads * s->q_len * s->head_dim;
+    const int64_t outputs = s->sequences * s->q_heads * s->q_len * s->value_dim;
 
-    x->exact = bench_arena_new(queries + s->value_dim + keys + values + 2 * rows);
-    x->q = bench_take(&x->exact, queries);
-    x->row = bench_take(&x->exact, s->value_dim);
-    x->keys = bench_take(&x->exact, keys);
-    x->values = bench_take(&x->exact, values);
+    attention_exact(x, queries, rows);
     float *key_scales = bench_take(&x->exact, rows), *value_scales = bench_take(&x->exact, rows);
-    bench_fill_normal(x->q, queries, 31);
-    bench_fill_normal(x->keys, keys, 32);
-    bench_fill_normal(x->values, values, 33);
 
-    x->values_offset = (qkv_bytes(wish->dtype, keys) + 63) / 64 * 64;
-    x->copy_bytes = x->values_offset + (qkv_bytes(wish->dtype, values) + 63) / 64 * 64;
+    x->values_offset = (qkv_bytes(wish->dtype, rows * s->head_dim) + 63) / 64 * 64;
+    x->copy_bytes = x->values_offset + (qkv_bytes(wish->dtype, rows * s->value_dim) + 63) / 64 * 64;
     x->copies = wish->cold ? COLD_BYTES / x->copy_bytes + 2 : 1;
     x->in = bench_arena_new(x->copies * x->copy_bytes / 4);
     x->out = bench_arena_new(queries + outputs);
     x->kv = (char *)bench_take(&x->in, x->copies * x->copy_bytes / 4);
     for (int64_t i = 0; i < x->copies; i++) {
         char *to = x->kv + i * x->copy_bytes;
-        narrow(wish->dtype, x->keys, to, key_scales, rows, s->head_dim);
-        narrow(wish->dtype, x->values, to + x->values_offset, value_scales, rows, s->value_dim);
+        narrow(x, wish->dtype, x->keys, to, key_scales, s->head_dim);
+        narrow(x, wish->dtype, x->values, to + x->values_offset, value_scales, s->value_dim);
     }
     if (wish->dtype == QKV_I8) {
         x->desc.key_scale.data = key_scales;
@@ -322,6 +387,16 @@ static void attention_memory(attention_context *x, const bench_wish *wish)
     x->desc.out.data = bench_take(&x->out, outputs);
     float unused;
     narrow_row(x->desc.query.dtype, x->q, x->desc.query.data, &unused, queries);
+}
+
+/* All keys and values once, in whole lines; of rows that are not used, none. */
+static int64_t useful_bytes(const attention_context *x, int32_t dtype)
+{
+    const bench_shape *s = x->shape;
+    if (!bench_shape_is_batch(s))
+        return x->copy_bytes;
+    const int64_t rows = s->kv_heads * bench_shape_keys(s);
+    return qkv_bytes(dtype, rows * (s->head_dim + s->value_dim)) / 64 * 64;
 }
 
 bool bench_make_attention(const bench_wish *wish, bench_case *c)
@@ -347,6 +422,7 @@ bool bench_make_attention(const bench_wish *wish, bench_case *c)
         .value = {.dtype = wish->dtype},
         .out = {.dtype = other},
     };
+    attention_batch(x);
     attention_memory(x, wish);
     x->desc.key.data = x->kv;
     x->desc.value.data = x->kv + x->values_offset;
@@ -359,7 +435,7 @@ bool bench_make_attention(const bench_wish *wish, bench_case *c)
     c->flops = 2.0 * (double)s->q_heads * bench_shape_pairs(s) * dims;
     c->bound = BENCH_ROOF;
     c->data = x->in.base;
-    c->bytes = x->copy_bytes;
+    c->bytes = useful_bytes(x, wish->dtype);
     c->copies = x->copies;
     c->work = (bench_work){attention_begin, attention_run, x};
     c->max_error = attention_error;

@@ -23,7 +23,10 @@ static void list(void)
     for (int i = 0; bench_shape_named(i, &s); i++)
         printf("  %-8s %2lld/%-2lld %4lld x %-5lld %3lld%s\n", s.name, (long long)s.q_heads,
                (long long)s.kv_heads, (long long)s.q_len, (long long)s.kv_len,
-               (long long)s.head_dim, s.causal ? "  causal" : "");
+               (long long)s.head_dim,
+               s.causal                   ? "  causal"
+               : bench_shape_is_batch(&s) ? "  batch, in pages"
+                                          : "");
     puts("Kernels and functions:");
     for (int i = 0; i < bench_entry_count(); i++)
         printf("  %s\n", bench_entry_at(i)->name);
@@ -50,6 +53,8 @@ static bool wanted(const bench_options *o, int entry, const bench_shape *shape)
 {
     const bench_entry *e = bench_entry_at(entry);
     if (shape->product && strcmp(e->name, "qkv_project") != 0)
+        return false;
+    if (bench_shape_is_batch(shape) && strcmp(e->name, "qkv_attention") != 0)
         return false;
     if (o->dtype != QKV_F32 && !e->dtypes)
         return false;

@@ -2,6 +2,7 @@
 #include "shapes.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* q_heads, kv_heads, q_len, kv_len, head_dim. P: prompt, D: decoding one token. */
@@ -19,22 +20,9 @@ static const struct {
     {"Dmha512", 12, 12, 1, 512, 64, false},
 };
 
-bool bench_shape_named(int index, bench_shape *shape)
-{
-    if (index < 0 || index >= (int)(sizeof named / sizeof *named))
-        return false;
-    *shape = (bench_shape){
-        .causal = named[index].causal,
-        .q_heads = named[index].q_heads,
-        .kv_heads = named[index].kv_heads,
-        .q_len = named[index].q_len,
-        .kv_len = named[index].kv_len,
-        .head_dim = named[index].head_dim,
-        .value_dim = named[index].head_dim,
-    };
-    snprintf(shape->name, sizeof shape->name, "%s", named[index].name);
-    return true;
-}
+/* A server's batch: sequences of all lengths, in pages. */
+static const char batch_name[] = "Dbatch";
+static const char batch_text[] = "32,8,1,17+100+511+1000+1024+3000+5000+9000,128,128p16";
 
 /* Nothing that is measured needs more; it keeps every product in range. */
 #define SIZE_LIMIT (INT64_C(1) << 24)
@@ -50,25 +38,51 @@ static bool in_range(const int64_t *sizes, int n)
     return product < 1e15;
 }
 
+/* "17+100+9": one length or several. */
+static bool parse_lens(const char *text, bench_shape *s)
+{
+    for (s->sequences = 0; s->sequences < BENCH_SEQUENCES_MAX;) {
+        char *end;
+        const int64_t len = strtoll(text, &end, 10);
+        if (*text == '+' || end == text || len < 1 || len > SIZE_LIMIT || (*end && *end != '+'))
+            return false;
+        s->lens[s->sequences++] = len;
+        s->kv_len = len > s->kv_len ? len : s->kv_len;
+        if (!*end)
+            return true;
+        text = end + 1;
+    }
+    return false;
+}
+
+/* What follows the sizes: c, pN or both. */
+static bool parse_tail(const char *text, bench_shape *s)
+{
+    s->causal = *text == 'c';
+    text += s->causal;
+    if (!*text)
+        return true;
+    char *end;
+    s->page_size = *text == 'p' ? strtoll(text + 1, &end, 10) : 0;
+    return s->page_size >= 8 && s->page_size <= 256 && !(s->page_size & (s->page_size - 1)) &&
+           !*end;
+}
+
 static bool parse_attention(const char *text, bench_shape *s)
 {
-    long long v[6];
-    char tail[3] = "";
-    const int n = sscanf(text, "%lld,%lld,%lld,%lld,%lld,%lld%2s", &v[0], &v[1], &v[2], &v[3],
-                         &v[4], &v[5], tail);
-    if (n < 6 || (n == 7 && strcmp(tail, "c") != 0))
+    long long v[5];
+    char lens[64], tail[8] = "";
+    const int n = sscanf(text, "%lld,%lld,%lld,%63[0-9+],%lld,%lld%7s", &v[0], &v[1], &v[2], lens,
+                         &v[3], &v[4], tail);
+    if (n < 6 || !parse_lens(lens, s) || !parse_tail(tail, s))
         return false;
-    const int64_t sizes[] = {v[0], v[1], v[2], v[3], v[4], v[5]};
-    if (!in_range(sizes, 6) || v[0] % v[1] != 0)
-        return false;
-    s->causal = n == 7;
     s->q_heads = v[0];
     s->kv_heads = v[1];
     s->q_len = v[2];
-    s->kv_len = v[3];
-    s->head_dim = v[4];
-    s->value_dim = v[5];
-    return true;
+    s->head_dim = v[3];
+    s->value_dim = v[4];
+    const int64_t sizes[] = {v[0], v[1], v[2], bench_shape_keys(s), v[3], v[4]};
+    return in_range(sizes, 6) && v[0] % v[1] == 0;
 }
 
 static bool parse_product(const char *text, bench_shape *s)
@@ -87,11 +101,8 @@ static bool parse_product(const char *text, bench_shape *s)
     return true;
 }
 
-bool bench_shape_parse(const char *text, bench_shape *shape)
+static bool parse_sizes(const char *text, bench_shape *shape)
 {
-    for (int i = 0; bench_shape_named(i, shape); i++)
-        if (strcmp(text, shape->name) == 0)
-            return true;
     *shape = (bench_shape){0};
     if (strlen(text) >= sizeof shape->name)
         return false;
@@ -99,18 +110,74 @@ bool bench_shape_parse(const char *text, bench_shape *shape)
     return parse_attention(text, shape) || parse_product(text, shape);
 }
 
-int64_t bench_shape_visible(const bench_shape *s, int64_t i)
+bool bench_shape_named(int index, bench_shape *shape)
 {
+    const int names = (int)(sizeof named / sizeof *named);
+    if (index < 0 || index > names)
+        return false;
+    if (index == names) {
+        const bool known = parse_sizes(batch_text, shape);
+        snprintf(shape->name, sizeof shape->name, "%s", batch_name);
+        return known;
+    }
+    *shape = (bench_shape){
+        .causal = named[index].causal,
+        .q_heads = named[index].q_heads,
+        .kv_heads = named[index].kv_heads,
+        .q_len = named[index].q_len,
+        .kv_len = named[index].kv_len,
+        .head_dim = named[index].head_dim,
+        .value_dim = named[index].head_dim,
+        .sequences = 1,
+        .lens = {named[index].kv_len},
+    };
+    snprintf(shape->name, sizeof shape->name, "%s", named[index].name);
+    return true;
+}
+
+bool bench_shape_parse(const char *text, bench_shape *shape)
+{
+    for (int i = 0; bench_shape_named(i, shape); i++)
+        if (strcmp(text, shape->name) == 0)
+            return true;
+    return parse_sizes(text, shape);
+}
+
+bool bench_shape_is_batch(const bench_shape *s)
+{
+    return s->sequences > 1 || s->page_size;
+}
+
+int64_t bench_shape_keys(const bench_shape *s)
+{
+    int64_t keys = 0;
+    for (int b = 0; b < s->sequences; b++)
+        keys += s->lens[b];
+    return keys;
+}
+
+int64_t bench_shape_pages(const bench_shape *s)
+{
+    int64_t pages = 0;
+    for (int b = 0; s->page_size && b < s->sequences; b++)
+        pages += (s->lens[b] + s->page_size - 1) / s->page_size;
+    return pages;
+}
+
+int64_t bench_shape_visible(const bench_shape *s, int sequence, int64_t i)
+{
+    const int64_t len = s->lens[sequence];
     if (!s->causal)
-        return s->kv_len;
-    const int64_t keys = i + 1 + s->kv_len - s->q_len;
-    return keys < 0 ? 0 : keys < s->kv_len ? keys : s->kv_len;
+        return len;
+    const int64_t keys = i + 1 + len - s->q_len;
+    return keys < 0 ? 0 : keys < len ? keys : len;
 }
 
 double bench_shape_pairs(const bench_shape *s)
 {
     double pairs = 0.0;
-    for (int64_t i = 0; i < s->q_len; i++)
-        pairs += (double)bench_shape_visible(s, i);
+    for (int b = 0; b < s->sequences; b++)
+        for (int64_t i = 0; i < s->q_len; i++)
+            pairs += (double)bench_shape_visible(s, b, i);
     return pairs;
 }

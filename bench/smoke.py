@@ -57,6 +57,8 @@ def check_refusals():
     for bad in (
         ["--shape", "P513"],
         ["--shape", "3,2,1,1,1,1"],
+        ["--shape", "2,1,1,5++7,8,8"],
+        ["--shape", "2,1,1,5+7,8,8p12"],
         ["--isa", "sse9"],
         ["--kernel", "nothing"],
         ["--dtype", "f8"],
@@ -84,6 +86,11 @@ for dtype in "f16", "bf16", *CACHES:
     )
     assert all(r["dtype"] == dtype for r in narrow), narrow
     assert all(r["limit"] == "copy" for r in narrow if r["kernel"] in APPEND), narrow
+    # Sequences that end in and at a page, with pages and without.
+    for tail in "p16", "cp8", "c":
+        check_results(
+            ["--shape", "4,2,2,17+100+5+64,32,64" + tail, "--dtype", dtype], ["qkv_attention"]
+        )
 threaded = check_results(["--shape", "4,2,33,40,8,8", "--threads", "2"], ["qkv_attention"])
 assert all(r["threads"] == 2 for r in threaded)
 check_refusals()
