@@ -400,9 +400,12 @@ static void replace_row(const qkv_attention_problem *p, const qkv_kernels *k, ti
 static void end_rows(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
                      tile_part t, const tile_scratch *s)
 {
+    const bool numbers = p->lse.data || p->row_max.data || p->weights.data;
     for (int64_t i = 0; i < t.count; i++) {
         const int64_t row = t.first + i;
         const qkv_row_state state = {s->max[row], s->sum[row]};
+        if (!numbers && !qkv_is_extreme(p, state))
+            continue;
         const qkv_row_end end = qkv_end_row(p, k, run, row, state, s->anew);
         if (end.sums)
             replace_row(p, k, t, i, end, s);
