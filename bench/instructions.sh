@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Instructions that two small attentions take with AVX2, counted by callgrind,
+# Instructions that three small attentions take with AVX2, counted by callgrind,
 # beside those recorded in instructions.txt. Time is noisy; this is not. The
 # count depends on the compiler, so a difference is only printed.
 #
@@ -26,7 +26,7 @@ count() {
 
 if [ "${2:-}" = --record ]; then
     : >"$record.new"
-    for shape in 2,1,96,96,64,64c 4,1,1,200,64,64; do
+    for shape in 1,1,1,16,64,64 2,1,96,96,64,64c 4,1,1,200,64,64; do
         printf '%s %s\n' "$shape" "$(count "$shape")" >>"$record.new"
     done
     mv "$record.new" "$record"
