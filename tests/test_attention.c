@@ -52,6 +52,31 @@ static shape random_shape(rng *r, int64_t len_most, int64_t dim_most)
     return s;
 }
 
+/* Short lengths go ways of their own: every one of them, each row in its place. */
+Test(attention, short_lengths)
+{
+    rng r = rng_make("short lengths");
+    for (int64_t kv_len = 1; kv_len <= 70; kv_len++)
+        for (int64_t q_len = 1; q_len <= 5; q_len++) {
+            if (!effort_takes(kv_len + 3 * q_len))
+                continue;
+            const int64_t group = INT64_C(1) << rng_int(&r, 0, 2);
+            check_shape((shape){.batch = 1,
+                                .q_heads = 2 * group,
+                                .kv_heads = 2,
+                                .q_len = q_len,
+                                .kv_len = kv_len,
+                                .head_dim = rng_int(&r, 1, 40),
+                                .value_dim = rng_int(&r, 1, 40),
+                                .causal = rng_int(&r, 0, 3) > 0,
+                                .q = (layout)rng_int(&r, 0, 2),
+                                .kv = (layout)rng_int(&r, 0, 2),
+                                .out = (layout)rng_int(&r, 0, 2),
+                                .place = (int)rng_int(&r, 0, PLACES - 1)},
+                        &r);
+        }
+}
+
 Test(attention, random_shapes)
 {
     rng r = rng_make("attention random");

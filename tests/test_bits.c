@@ -225,3 +225,89 @@ Test(bits, alignment_layout_and_place)
         free(v.data);
     }
 }
+
+/* ------------------------------------------------------------------- pages */
+
+enum { PAGED_ROWS = 80, PAGED_DIM = 24, PAGED_HEADS = 4 };
+
+/* The keys or values in pages that lie in reverse, what is behind them being NaN. */
+static void *in_pages(int slot, const char *rows, size_t row_bytes, int64_t kv_len,
+                      int64_t page_size, int32_t *table)
+{
+    const int64_t pages = (kv_len + page_size - 1) / page_size;
+    char *memory = guarded_bytes(slot, (size_t)(pages * page_size) * row_bytes, PLACE_AT_END);
+    memset(memory, 0xff, (size_t)(pages * page_size) * row_bytes);
+    for (int64_t i = 0; i < pages; i++)
+        table[i] = (int32_t)(pages - 1 - i);
+    for (int64_t j = 0; j < kv_len; j++)
+        memcpy(memory +
+                   (size_t)((int64_t)table[j / page_size] * page_size + j % page_size) * row_bytes,
+               rows + (size_t)j * row_bytes, row_bytes);
+    return memory;
+}
+
+/* Few keys in one piece and in pages of every size: the same bits. */
+static void check_pages(int isa, rng *r, int64_t q_len, int64_t kv_len, int32_t dtype, bool causal)
+{
+    float query[5 * PAGED_HEADS * PAGED_DIM], out[2][5 * PAGED_HEADS * PAGED_DIM];
+    float rows[2][PAGED_ROWS * PAGED_DIM];
+    uint16_t halves[2][PAGED_ROWS * PAGED_DIM];
+    int32_t table[PAGED_ROWS];
+    const int64_t n = kv_len * PAGED_DIM;
+    fill_normal(r, query, q_len * PAGED_HEADS * PAGED_DIM, 1.0f);
+    for (int i = 0; i < 2; i++) {
+        fill_normal(r, rows[i], n, 1.0f);
+        narrow_16(QKV_F16, rows[i], halves[i], n);
+    }
+    const bool narrow = dtype == QKV_F16;
+    char *keys = narrow ? (char *)halves[0] : (char *)rows[0];
+    char *values = narrow ? (char *)halves[1] : (char *)rows[1];
+    const size_t row_bytes = PAGED_DIM * (narrow ? sizeof(uint16_t) : sizeof(float));
+    qkv_attention_desc d = {.size = sizeof d,
+                            .flags = causal ? QKV_CAUSAL : 0,
+                            .q_heads = PAGED_HEADS,
+                            .kv_heads = 1,
+                            .q_len = q_len,
+                            .kv_len = kv_len,
+                            .head_dim = PAGED_DIM,
+                            .query = {.data = query},
+                            .key = {.data = keys, .dtype = dtype},
+                            .value = {.data = values, .dtype = dtype},
+                            .out = {.data = out[0]}};
+    size_t bytes = 0;
+    d.page_size = 8; /* with pages it may take more */
+    d.pages = PAGED_ROWS;
+    d.page_table = memset(table, 0, sizeof table);
+    cr_assert_eq(qkv_attention_scratch_size(&d, 1, &bytes), QKV_OK);
+    void *scratch = scratch_alloc(bytes);
+    d.page_size = d.pages = 0;
+    d.page_table = NULL;
+    cr_assert_eq(qkv_attention(&d, scratch, bytes), QKV_OK);
+    d.out.data = out[1];
+    d.page_table = table;
+    for (d.page_size = 8; d.page_size <= 256; d.page_size *= 2) {
+        context("%s: q_len %lld, kv_len %lld, dtype %d, causal %d, pages of %lld", qkv_isa_name(),
+                (long long)q_len, (long long)kv_len, (int)dtype, causal, (long long)d.page_size);
+        d.pages = (kv_len + d.page_size - 1) / d.page_size;
+        d.key.data = in_pages(SLOTS - 1, keys, row_bytes, kv_len, d.page_size, table);
+        d.value.data = in_pages(SLOTS - 2, values, row_bytes, kv_len, d.page_size, table);
+        cr_assert_eq(qkv_attention(&d, scratch, bytes), QKV_OK);
+        expect_same_bits("out", out[1], out[0], q_len * PAGED_HEADS * PAGED_DIM);
+        tally(isa, 1);
+    }
+    free(scratch);
+}
+
+Test(bits, few_keys_in_pages)
+{
+    rng r = rng_make("few keys in pages");
+    for_each_isa(isa)
+    {
+        for (int64_t kv_len = 1; kv_len < PAGED_ROWS; kv_len++) {
+            if (!effort_takes(kv_len))
+                continue;
+            check_pages(isa, &r, rng_int(&r, 1, 5), kv_len, QKV_F32, kv_len % 2);
+            check_pages(isa, &r, rng_int(&r, 1, 5), kv_len, QKV_F16, kv_len % 2);
+        }
+    }
+}
