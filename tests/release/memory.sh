@@ -36,9 +36,10 @@ msan=build-memory
         -Db_lundef=false >/dev/null
 for target in attention options convert kv_append; do
     ninja -C "$msan" "tests/fuzz/fuzz_$target" >/dev/null
+    rm -rf "$msan/corpus" && mkdir "$msan/corpus" # new inputs are left there
     printf 'memory: %s inputs of %s, under MemorySanitizer\n' "$runs" "$target"
     "$msan/tests/fuzz/fuzz_$target" -runs="$runs" -seed=1 -len_control=0 -max_len=4096 \
-        -artifact_prefix="$msan/$target-" "tests/fuzz/corpus/$target" >"$msan/$target.log" 2>&1 || {
+        -artifact_prefix="$msan/$target-" "$msan/corpus" "tests/fuzz/corpus/$target" >"$msan/$target.log" 2>&1 || {
         grep -A 12 -E '^==.*(WARNING|ERROR)' "$msan/$target.log" || tail -n 20 "$msan/$target.log"
         failed=1
     }
