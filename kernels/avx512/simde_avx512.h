@@ -5,15 +5,16 @@
  * thing, not how fast, and its rounding is the hardware's only where it maps
  * to AVX2 or to the functions below.
  *
- * SIMDe 0.7 has no masked load and store of this size, no vreduceps and no
- * vcvtps2pd; the masked loads of 0.8 read all lanes, and vscalefps flushes
- * denormals. These are written out here, lane by lane.
+ * SIMDe 0.7 has no masked load and store of this size, no vreduceps, few
+ * conversions and widenings of this size; the masked loads of 0.8 read all lanes, and vscalefps
+ * flushes denormals. These are written out here, lane by lane.
  */
 #ifndef QKV_SIMDE_AVX512_H
 #define QKV_SIMDE_AVX512_H
 
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
+#include <simde/x86/f16c.h>
 
 #include <math.h>
 
@@ -74,6 +75,44 @@ static inline __m512d simde_qkv_cvtps_pd(__m256 x)
     return simde_mm512_loadu_pd(wide);
 }
 
+static inline __m512 simde_qkv_cvtph_ps(__m256i x)
+{
+    float lanes[16];
+    simde_mm256_storeu_ps(lanes, simde_mm256_cvtph_ps(simde_mm256_castsi256_si128(x)));
+    simde_mm256_storeu_ps(lanes + 8, simde_mm256_cvtph_ps(simde_mm256_extracti128_si256(x, 1)));
+    return simde_mm512_loadu_ps(lanes);
+}
+
+static inline __m512i simde_qkv_cvtepu16_epi32(__m256i x)
+{
+    uint16_t narrow[16];
+    uint32_t lanes[16];
+    simde_mm256_storeu_si256((simde__m256i *)(void *)narrow, x);
+    for (int i = 0; i < 16; i++)
+        lanes[i] = narrow[i];
+    return simde_mm512_loadu_si512(lanes);
+}
+
+static inline __m512i simde_qkv_cvtepi8_epi32(__m128i x)
+{
+    int8_t narrow[16];
+    int32_t lanes[16];
+    simde_mm_storeu_si128((simde__m128i *)(void *)narrow, x);
+    for (int i = 0; i < 16; i++)
+        lanes[i] = narrow[i];
+    return simde_mm512_loadu_si512(lanes);
+}
+
+static inline __m512 simde_qkv_cvtepi32_ps(__m512i x)
+{
+    int32_t integers[16];
+    float lanes[16];
+    simde_mm512_storeu_si512(integers, x);
+    for (int i = 0; i < 16; i++)
+        lanes[i] = (float)integers[i];
+    return simde_mm512_loadu_ps(lanes);
+}
+
 #ifndef __FMA__ /* SIMDe would round the product, too */
 static inline __m512 simde_qkv_fmadd_ps(__m512 a, __m512 b, __m512 c)
 {
@@ -103,6 +142,14 @@ static inline __m512 simde_qkv_fmadd_ps(__m512 a, __m512 b, __m512 c)
 #undef _mm512_scalef_ps
 #undef _mm512_cvtps_pd
 #undef _mm512_shuffle_f32x4
+#undef _mm512_cvtph_ps
+#undef _mm512_cvtepu16_epi32
+#undef _mm512_cvtepi8_epi32
+#undef _mm512_cvtepi32_ps
+#define _mm512_cvtph_ps(x) simde_qkv_cvtph_ps(x)
+#define _mm512_cvtepu16_epi32(x) simde_qkv_cvtepu16_epi32(x)
+#define _mm512_cvtepi8_epi32(x) simde_qkv_cvtepi8_epi32(x)
+#define _mm512_cvtepi32_ps(x) simde_qkv_cvtepi32_ps(x)
 #define _mm512_maskz_loadu_ps(mask, p) simde_qkv_maskz_loadu_ps(mask, p)
 #define _mm512_mask_storeu_ps(p, mask, x) simde_qkv_mask_storeu_ps(p, mask, x)
 #define _mm512_reduce_ps(x, control) simde_qkv_reduce_ps(x)

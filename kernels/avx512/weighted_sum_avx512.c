@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Step 4, weighted sum of one block: out[i] = sum over j of
- * weights[i][j] * values[j], with the lanes along value_dim.
+ * weights[i][j] * values[j], values in any type, with the lanes along
+ * value_dim.
  *
  * Each load of a value serves all rows. Accumulators are rows x vectors: 1 x
  * 8, 2 x 8, 3 x 4 to 6 x 4, 7 x 3, 8 x 3; with the values and one broadcast
@@ -26,42 +27,42 @@
  * (What these models overcharge is said in tile_avx512.c.) One row is bound
  * by its loads, and outside the cache by memory.
  */
-#include "internal.h"
-
-#include "isa_avx512.h"
+#include "kv_avx512.h"
 
 enum { ACC_MAX = 24 }; /* accumulators of the largest register block */
 
-ALWAYS_INLINE const float *value_of(const qkv_weighted_sum_args *a, int64_t j)
+ALWAYS_INLINE const char *value_of(const qkv_weighted_sum_kv_args *a, int64_t j)
 {
-    return a->values_at ? a->values_at[j] : a->values + j * a->values_stride;
+    return a->values_at ? a->values_at[j] : (const char *)a->values + j * a->values_stride;
 }
 
 /* One column of vectors for one row again, without the keys of weight 0. */
-static __attribute__((noinline)) __m512 sum_of_nonzero(const qkv_weighted_sum_args *a, int64_t i,
-                                                       int64_t d, __mmask16 columns)
+static __m512 sum_of_nonzero(const qkv_weighted_sum_kv_args *a, int64_t i, int64_t d, int type)
 {
     const float *weights = a->weights + i * a->weights_stride;
     __m512 sum = _mm512_setzero_ps();
     for (int64_t j = 0; j < a->kv_len; j++) {
         if (weights[j] == 0.0f)
             continue;
-        const __m512 value = load_tail(value_of(a, j) + d, columns);
+        const __m512 value = load_upto_16(value_of(a, j), d, a->value_dim - d, type);
         sum = _mm512_fmadd_ps(_mm512_set1_ps(weights[j]), value, sum);
     }
     return sum;
 }
 
 /* Adds the sum of a block to the columns from d on of row i. */
-static void store_sum(const qkv_weighted_sum_args *a, int64_t i, int64_t d, __m512 sum)
+static __attribute__((noinline)) void store_sum(const qkv_weighted_sum_kv_args *a, int64_t i,
+                                                int64_t d, __m512 sum, int type)
 {
     const __mmask16 columns = lanes_below(a->value_dim - d);
     float *out = a->out + i * a->out_stride + d;
     if (a->skip_zero) {
         const __mmask16 nan = nan_lanes(sum, sum);
         if (nan) /* the other lanes keep theirs: no column's bits depend on another's values */
-            sum = _mm512_mask_blend_ps(nan, sum, sum_of_nonzero(a, i, d, columns));
+            sum = _mm512_mask_blend_ps(nan, sum, sum_of_nonzero(a, i, d, type));
     }
+    if (kv_unit(type) != 1.0f)
+        sum = _mm512_mul_ps(sum, _mm512_set1_ps(kv_unit(type)));
     if (a->rescale)
         sum = _mm512_fmadd_ps(load_tail(out, columns), _mm512_set1_ps(a->rescale[i]), sum);
     store_tail(out, columns, sum);
@@ -72,22 +73,22 @@ static void store_sum(const qkv_weighted_sum_args *a, int64_t i, int64_t d, __m5
  * value_dim unless 'full'. The sums go through memory to the epilogue, which
  * keeps its code out of the 30 instances of this.
  */
-ALWAYS_INLINE void sum_columns(const qkv_weighted_sum_args *a, int64_t d, const int rows,
-                               const int vecs, const bool full)
+ALWAYS_INLINE void sum_columns(const qkv_weighted_sum_kv_args *a, int64_t d, const int rows,
+                               const int vecs, const bool full, const int type)
 {
-    const __mmask16 last = lanes_below(a->value_dim - d - (vecs - 1) * LANES);
+    const int64_t last = d + (vecs - 1) * LANES;
     __m512 acc[ACC_MAX];
     UNROLL
     for (int u = 0; u < rows * vecs; u++)
         acc[u] = _mm512_setzero_ps();
 
     for (int64_t j = 0; j < a->kv_len; j++) {
-        const float *value = value_of(a, j) + d;
+        const char *value = value_of(a, j);
         __m512 x[8];
         UNROLL
         for (int v = 0; v < vecs; v++)
-            x[v] = full || v < vecs - 1 ? _mm512_loadu_ps(value + v * LANES)
-                                        : load_tail(value + v * LANES, last);
+            x[v] = full || v < vecs - 1 ? load_16(value, d + v * LANES, type)
+                                        : load_upto_16(value, last, a->value_dim - last, type);
         UNROLL
         for (int r = 0; r < rows; r++) {
             const __m512 w = _mm512_set1_ps(a->weights[r * a->weights_stride + j]);
@@ -102,53 +103,127 @@ ALWAYS_INLINE void sum_columns(const qkv_weighted_sum_args *a, int64_t d, const 
     for (int u = 0; u < rows * vecs; u++)
         _mm512_storeu_ps(sums + u * LANES, acc[u]);
     for (int u = 0; u < rows * vecs; u++)
-        store_sum(a, u / vecs, d + u % vecs * LANES, _mm512_loadu_ps(sums + u * LANES));
+        store_sum(a, u / vecs, d + u % vecs * LANES, _mm512_loadu_ps(sums + u * LANES), type);
 }
 
 /* All columns of 'rows' rows: 'vecs' vectors at a time, then 4, 2, 1. */
-ALWAYS_INLINE void sum_rows(const qkv_weighted_sum_args *a, const int rows, const int vecs)
+ALWAYS_INLINE void sum_rows(const qkv_weighted_sum_kv_args *a, const int rows, const int vecs,
+                            const int type)
 {
     int64_t d = 0;
     for (; a->value_dim - d >= vecs * LANES; d += vecs * LANES)
-        sum_columns(a, d, rows, vecs, true);
+        sum_columns(a, d, rows, vecs, true, type);
     if (vecs > 4 && a->value_dim - d >= 4 * LANES) {
-        sum_columns(a, d, rows, 4, true);
+        sum_columns(a, d, rows, 4, true, type);
         d += 4 * LANES;
     }
     for (; a->value_dim - d > LANES; d += 2 * LANES)
-        sum_columns(a, d, rows, 2, false);
+        sum_columns(a, d, rows, 2, false, type);
     if (d < a->value_dim)
-        sum_columns(a, d, rows, 1, false);
+        sum_columns(a, d, rows, 1, false, type);
 }
 
 void qkv_weighted_sum_f32_avx512(const qkv_weighted_sum_args *args)
 {
-    switch (args->rows) {
+    const qkv_weighted_sum_kv_args a = {.weights = args->weights,
+                                        .values = args->values,
+                                        .values_at = (const void *const *)args->values_at,
+                                        .out = args->out,
+                                        .rescale = args->rescale,
+                                        .weights_stride = args->weights_stride,
+                                        .values_stride =
+                                            args->values_stride * (int64_t)sizeof(float),
+                                        .out_stride = args->out_stride,
+                                        .rows = args->rows,
+                                        .kv_len = args->kv_len,
+                                        .value_dim = args->value_dim,
+                                        .skip_zero = args->skip_zero};
+    switch (a.rows) {
     case 1:
-        sum_rows(args, 1, 8);
+        sum_rows(&a, 1, 8, KV_F32);
         break;
     case 2:
-        sum_rows(args, 2, 8);
+        sum_rows(&a, 2, 8, KV_F32);
         break;
     case 3:
-        sum_rows(args, 3, 4);
+        sum_rows(&a, 3, 4, KV_F32);
         break;
     case 4:
-        sum_rows(args, 4, 4);
+        sum_rows(&a, 4, 4, KV_F32);
         break;
     case 5:
-        sum_rows(args, 5, 4);
+        sum_rows(&a, 5, 4, KV_F32);
         break;
     case 6:
-        sum_rows(args, 6, 4);
+        sum_rows(&a, 6, 4, KV_F32);
         break;
     case 7:
-        sum_rows(args, 7, 3);
+        sum_rows(&a, 7, 3, KV_F32);
         break;
     case 8:
-        sum_rows(args, 8, 3);
+        sum_rows(&a, 8, 3, KV_F32);
         break;
     default:
         break;
     }
 }
+
+/* weights * the scales of the keys; a weight of 0 stays 0 whatever the scale is. */
+static void scale_weights(const qkv_weighted_sum_kv_args *a, float *scaled)
+{
+    for (int64_t i = 0; i < a->rows; i++)
+        for (int64_t j = 0; j < a->kv_len; j++) {
+            const float w = a->weights[i * a->weights_stride + j];
+            scaled[i * QKV_KEY_BLOCK + j] =
+                w == 0.0f ? 0.0f : w * a->value_scales[j * a->value_scales_stride];
+        }
+}
+
+/* Rows of a cache: 8, 4, 2 or 1 at a time, as fewer instances of more types. */
+typedef void sum_step(const qkv_weighted_sum_kv_args *a);
+typedef struct sum_steps {
+    sum_step *eight, *four, *two, *one;
+} sum_steps;
+
+static void sum_cache(const qkv_weighted_sum_kv_args *args, const sum_steps *s)
+{
+    float scaled[QKV_ROWS_MAX * QKV_KEY_BLOCK];
+    qkv_weighted_sum_kv_args a = *args;
+    if (a.value_scales) {
+        scale_weights(args, scaled);
+        a.weights = scaled;
+        a.weights_stride = QKV_KEY_BLOCK;
+    }
+    for (int64_t left = args->rows; left > 0; left -= a.rows) {
+        a.rows = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        (a.rows == 8 ? s->eight : a.rows == 4 ? s->four : a.rows == 2 ? s->two : s->one)(&a);
+        a.weights += a.rows * a.weights_stride;
+        a.out += a.rows * a.out_stride;
+        if (a.rescale)
+            a.rescale += a.rows;
+    }
+}
+
+#define SUM_ROWS(t, rows, vecs, type)                                                              \
+    static void sum_##rows##_rows_##t(const qkv_weighted_sum_kv_args *a)                           \
+    {                                                                                              \
+        sum_rows(a, rows, vecs, type);                                                             \
+    }
+#define WEIGHTED_SUM(t, type)                                                                      \
+    SUM_ROWS(t, 8, 3, type)                                                                        \
+    SUM_ROWS(t, 4, 4, type)                                                                        \
+    SUM_ROWS(t, 2, 8, type)                                                                        \
+    SUM_ROWS(t, 1, 8, type)                                                                        \
+    void qkv_weighted_sum_##t##_avx512(const qkv_weighted_sum_kv_args *a)                          \
+    {                                                                                              \
+        static const sum_steps steps = {sum_8_rows_##t, sum_4_rows_##t, sum_2_rows_##t,            \
+                                        sum_1_rows_##t};                                           \
+        sum_cache(a, &steps);                                                                      \
+    }
+WEIGHTED_SUM(f16, KV_F16)
+WEIGHTED_SUM(bf16, KV_BF16)
+WEIGHTED_SUM(i8, KV_I8)
+WEIGHTED_SUM(f8_e4m3, KV_E4M3)
+WEIGHTED_SUM(f8_e5m2, KV_E5M2)
+WEIGHTED_SUM(q8_0, KV_Q8_0)
+WEIGHTED_SUM(q4_0, KV_Q4_0)
