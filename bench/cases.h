@@ -42,6 +42,7 @@ typedef struct bench_case {
     int64_t to_bytes; /* what one run writes, for the copy limit */
 
     bench_work work;
+    void (*run_one)(void *context, int worker); /* the same on one thread; NULL: no threads */
     /* The largest error of the last run against an oracle in f64; NULL: none. */
     double (*max_error)(void *context);
     void (*destroy)(void *context);

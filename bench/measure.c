@@ -7,14 +7,16 @@
 
 #include "limits.h"
 
-/* One run of the loop of multiply-adds takes some microseconds. */
-enum { FMA_STEPS = 1000 };
+/* One run of the loop of multiply-adds takes some microseconds; with threads
+ * more, next to which it takes no time to start them. */
+enum { FMA_STEPS = 1000, FMA_STEPS_THREADS = 20000 };
 
 typedef struct limit_context {
     const bench_limits *limits;
     const char *data;
     char *to;
     int64_t bytes, to_bytes, copies, copy;
+    int64_t fma_steps;
     int threads, variant;
 } limit_context;
 
@@ -22,7 +24,7 @@ static void fma_run(void *context, int worker)
 {
     (void)worker;
     const limit_context *x = context;
-    x->limits->fma(FMA_STEPS);
+    x->limits->fma(x->fma_steps);
 }
 
 static void read_begin(void *context)
@@ -72,6 +74,13 @@ static bench_work fastest(bench_work work, limit_context *x, int variants)
     return work;
 }
 
+static bench_work read_work(limit_context *x)
+{
+    const bench_work work = {
+        .begin = read_begin, .run = read_run, .context = x, .one = x->threads == 1};
+    return fastest(work, x, BENCH_READS);
+}
+
 void bench_warm_up(int isa, double seconds)
 {
     const double end = bench_now() + 1e9 * seconds;
@@ -119,26 +128,78 @@ static void fill(const bench_case *c, bench_times *times, bench_result *r)
     r->gbps = c->bound == BENCH_NO_BOUND ? BENCH_NONE : bytes_moved(c) / r->median_ns;
 }
 
-static void measure(const bench_order *order, const bench_case *c, bench_result *r)
+static limit_context limit_context_of(const bench_order *order, const bench_case *c, int threads)
 {
-    limit_context context = {
+    return (limit_context){
         .limits = bench_limits_of(order->isa),
         .data = c->data,
         .bytes = c->bytes,
         .to_bytes = c->to_bytes,
         .copies = c->copies,
-        .threads = order->threads,
+        .fma_steps = order->threads > 1 ? FMA_STEPS_THREADS : FMA_STEPS,
+        .threads = threads,
     };
+}
+
+/* On all threads and on one: the work, multiply-adds, reading. */
+enum { WORK_ALL, WORK_ONE, FMA_ALL, FMA_ONE, READ_ALL, READ_ONE, SPEEDUP_WORKS };
+_Static_assert((int)SPEEDUP_WORKS <= (int)BENCH_WORKS_MAX, "room for all");
+
+/* How much faster the limit becomes with more threads is how much the work may. */
+static void judge_speedup(const bench_case *c, const bench_times *times, double fma_flops,
+                          bench_result *r)
+{
+    const int rounds = times[0].rounds;
+    double speedup[BENCH_ROUNDS_MAX], allowed[BENCH_ROUNDS_MAX], fraction[BENCH_ROUNDS_MAX];
+    int by_fma = 0;
+    for (int i = 0; i < rounds; i++) {
+        const double runs = c->flops / fma_flops;
+        const double fma_all = times[FMA_ALL].round[i] * runs / r->threads;
+        const double fma_one = times[FMA_ONE].round[i] * runs;
+        const double roof = fmax(fma_all, times[READ_ALL].round[i]);
+        speedup[i] = times[WORK_ONE].round[i] / times[WORK_ALL].round[i];
+        allowed[i] = fmax(fma_one, times[READ_ONE].round[i]) / roof;
+        allowed[i] = fmin(allowed[i], r->threads);
+        fraction[i] = speedup[i] / allowed[i];
+        by_fma += fma_all >= times[READ_ALL].round[i];
+    }
+    r->limit = 2 * by_fma > rounds ? "fma" : "read";
+    r->speedup = bench_median(speedup, rounds);
+    r->speedup_limit = bench_median(allowed, rounds);
+    r->fraction = bench_median(fraction, rounds);
+}
+
+static void measure_speedup(const bench_order *order, const bench_case *c, bench_result *r)
+{
+    limit_context all = limit_context_of(order, c, order->threads);
+    limit_context one = limit_context_of(order, c, 1);
+    const bench_work works[SPEEDUP_WORKS] = {
+        [WORK_ALL] = c->work,
+        [WORK_ONE] = {.run = c->run_one, .context = c->work.context, .one = true},
+        [FMA_ALL] = {.run = fma_run, .context = &all},
+        [FMA_ONE] = {.run = fma_run, .context = &one, .one = true},
+        [READ_ALL] = read_work(&all),
+        [READ_ONE] = read_work(&one),
+    };
+    bench_times times[BENCH_WORKS_MAX];
+    bench_measure(works, SPEEDUP_WORKS, order->seconds, order->rounds, times);
+    judge_speedup(c, times, (double)all.limits->fma_flops * (double)all.fma_steps, r);
+    fill(c, times, r);
+}
+
+static void measure(const bench_order *order, const bench_case *c, bench_result *r)
+{
+    limit_context context = limit_context_of(order, c, order->threads);
     bench_work works[BENCH_WORKS_MAX] = {c->work};
     bench_times times[BENCH_WORKS_MAX];
     int n = 1, fma = 0, read = 0;
     if (c->bound == BENCH_FMA || c->bound == BENCH_ROOF) {
         fma = n++;
-        works[fma] = (bench_work){NULL, fma_run, &context};
+        works[fma] = (bench_work){.run = fma_run, .context = &context};
     }
     if (c->bound == BENCH_READ || c->bound == BENCH_ROOF) {
         read = n++;
-        works[read] = fastest((bench_work){read_begin, read_run, &context}, &context, BENCH_READS);
+        works[read] = read_work(&context);
     }
     bench_arena to = {0};
     if (c->bound == BENCH_COPY) {
@@ -146,13 +207,14 @@ static void measure(const bench_order *order, const bench_case *c, bench_result 
         to = bench_arena_new(c->to_bytes / 4);
         context.to = to.base;
         read = n++;
-        works[read] = fastest((bench_work){NULL, copy_run, &context}, &context, BENCH_COPIES + 1);
+        const bench_work copy = {.run = copy_run, .context = &context};
+        works[read] = fastest(copy, &context, BENCH_COPIES + 1);
     }
     bench_measure(works, n, order->seconds, order->rounds, times);
     free(to.base);
 
     const double fma_flops =
-        (double)context.limits->fma_flops * (double)FMA_STEPS * (double)order->threads;
+        (double)context.limits->fma_flops * (double)context.fma_steps * (double)order->threads;
     judge(c, times, fma, read, fma_flops, r);
     fill(c, times, r);
 }
@@ -205,11 +267,16 @@ bool bench_measure_case(const bench_order *order, bench_result *result)
         .limit = "none",
         .limit_rate = BENCH_NONE,
         .fraction = BENCH_NONE,
+        .speedup = BENCH_NONE,
+        .speedup_limit = BENCH_NONE,
         .max_error = BENCH_NONE,
     };
     if (order->by_fma)
         c.bound = BENCH_FMA;
-    measure(order, &c, result);
+    if (order->speedup)
+        measure_speedup(order, &c, result);
+    else
+        measure(order, &c, result);
     if (c.max_error)
         result->max_error = c.max_error(c.work.context);
     c.destroy(c.work.context);

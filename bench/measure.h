@@ -20,6 +20,9 @@ typedef struct bench_result {
     double limit_rate;           /* GFLOP/s or GB/s, measured in the same rounds */
     double fraction;             /* of the limit that was reached, 1 is all of it */
     double max_error;            /* absolute, against f64 */
+    /* Of all threads over one, and that of the limit; 'fraction' is the former's
+     * of the latter. NaN where it was not asked for. */
+    double speedup, speedup_limit;
 } bench_result;
 
 /* 0.2 seconds of work, so that the clock frequency has settled. */
@@ -33,6 +36,7 @@ typedef struct bench_order {
     int32_t dtype;
     double seconds;
     bool cold, by_fma; /* by_fma: multiply-adds are the limit, whatever else is */
+    bool speedup;      /* how much faster the threads are than one */
 } bench_order;
 /* "f32", "f16", ..., "q4_0" */
 const char *bench_dtype_name(int32_t dtype);

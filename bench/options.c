@@ -22,7 +22,8 @@ static const char help[] =
     "  --kernel NAME     measure this one, may be repeated; default: all of --list\n"
     "  --dtype TYPE      element type of public functions: f32 (the default), f16, bf16; or of\n"
     "                    keys and values alone: q8_0, i8, f8_e4m3, f8_e5m2, q4_0\n"
-    "  --threads N       workers for qkv_attention, and for its limits; default: 1\n"
+    "  --threads N       workers for qkv_attention, and for its limits; default: 1. With --table\n"
+    "                    decode: how much faster they are than one, beside their limits\n"
     "  --seconds S       time for one measurement, limits not counted; default: 0.35\n"
     "  --rounds N        rounds in which work and limits take turns; default: 7\n"
     "  --cold            rotate over copies of the keys and values, 256 MiB in all\n"
@@ -30,6 +31,7 @@ static const char help[] =
     "  --alone           leave out samples taken while another program used the core's other\n"
     "                    hardware thread, which slows the work but hardly its limit\n"
     "  --table TABLE     prefill or decode: its shapes, each beside the figure to reach\n"
+    "  --rows TEXT       of the table only the rows whose names contain this\n"
     "  --json            one JSON object a line\n"
     "  --once            run each once, time nothing and print nothing: for counting tools\n"
     "  --list            list shapes, kernels and ISAs\n"
@@ -143,6 +145,8 @@ static bool set_value(bench_options *o, const char *name, const char *value)
         set_choice(&o->cpu_clock, name, value, "wall", "cpu");
     else if (strcmp(name, "--table") == 0)
         set_table(o, value);
+    else if (strcmp(name, "--rows") == 0)
+        o->rows = value;
     else
         return false;
     return true;
@@ -151,7 +155,7 @@ static bool set_value(bench_options *o, const char *name, const char *value)
 static bool takes_value(const char *name)
 {
     static const char *const names[] = {"--shape",  "--isa",     "--kernel", "--dtype", "--threads",
-                                        "--rounds", "--seconds", "--clock",  "--table"};
+                                        "--rounds", "--seconds", "--clock",  "--table", "--rows"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0)
             return true;
@@ -223,12 +227,14 @@ static void set_defaults(bench_options *o)
 
 static void check(const bench_options *o)
 {
-    if (o->table && (o->n_shapes || o->entries_named || o->threads > 1 || o->cold))
-        bench_refuse("--table has its own shapes and kernels, one thread and warm caches");
+    if (o->table && (o->n_shapes || o->entries_named || o->cold))
+        bench_refuse("--table has its own shapes and kernels, and warm caches");
+    if (o->table && !o->table->dtypes && o->threads > 1)
+        bench_refuse("--table %s is about one thread", o->table->name);
+    if (o->rows && !o->table)
+        bench_refuse("--rows picks from a --table");
     if (o->table && o->once)
         bench_refuse("--once and --table exclude each other");
-    if (o->threads > 1 && o->alone)
-        bench_refuse("--alone tells of one core only");
     if (o->threads > 1 && o->cpu_clock)
         bench_refuse("--clock cpu tells the time of one thread only");
     for (int i = 0; o->threads > 1 && i < bench_entry_count(); i++)

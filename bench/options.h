@@ -24,6 +24,7 @@ typedef struct bench_options {
     double seconds;
     bool cold, cpu_clock, alone, json, list, once;
     const bench_table *table; /* NULL: none */
+    const char *rows;         /* of the table: those whose names contain it; NULL: all */
 } bench_options;
 
 /*

@@ -25,6 +25,9 @@ typedef struct bench_table {
 /* "prefill" or "decode"; NULL for any other name. */
 const bench_table *bench_table_named(const char *name);
 
+/* What several threads are to reach of the speed-up that the limit allows: 1.9 of 2. */
+#define BENCH_SPEEDUP_BAR 0.95
+
 /* The figure to reach with an ISA, or BENCH_NONE where none was set. */
 double bench_prefill_bar(const bench_prefill *row, int isa);
 

@@ -45,12 +45,16 @@ def summarise(runs):
                 "lowest": min(fractions),
                 "highest": max(fractions),
                 "gflops": statistics.median(r["gflops"] or 0.0 for r in results),
-                "limit_rate": statistics.median(r["limit_rate"] for r in results),
+                "limit_rate": statistics.median(r["limit_rate"] or 0.0 for r in results),
+                "median_ns": statistics.median(r["median_ns"] for r in results),
                 "max_error": max(r["max_error"] for r in results),
                 "alone": len(alone),
                 "runs": len(results),
             }
         )
+        for key in ("speedup", "speedup_limit"):
+            if key in first:
+                rows[-1][key] = statistics.median(r[key] for r in results)
     return rows
 
 
@@ -82,18 +86,33 @@ def print_table(rows):
         )
 
 
+def print_speedups(rows, threads):
+    print(
+        f"{threads} threads beside one, and what their limits allow\n"
+        f"{'shape':20} {'isa':6} {'limit':5} {'alone':>5} {'us':>8} {'speed-up':>8} {'allowed':>8} "
+        f"{'bar':>5} {'figure':>7} {'lowest':>7} {'highest':>7} {'ratio':>6} {'error':>8}"
+    )
+    for r in rows:
+        print(
+            f"{r['shape']:20} {r['isa']:6} {r['limit']:5} {r['alone']:5} "
+            f"{r['median_ns'] / 1e3:>8.1f} {r['speedup']:>8.2f} {r['speedup_limit']:>8.2f} "
+            f"{100 * r['bar']:>3.0f} % {100 * r['fraction']:>5.1f} % {100 * r['lowest']:>5.1f} % "
+            f"{100 * r['highest']:>5.1f} % {r['fraction'] / r['bar']:>6.3f} {r['max_error']:>8.1e}"
+        )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bench", help="path of qkv-bench")
     parser.add_argument("--table", default="prefill", help="prefill or decode")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", metavar="FILE", help="write the rows here too")
-    for name in ("--isa", "--clock", "--seconds", "--rounds", "--dtype"):
+    for name in ("--isa", "--clock", "--seconds", "--rounds", "--dtype", "--threads", "--rows"):
         parser.add_argument(name, help="passed on to qkv-bench")
     parser.add_argument("--alone", action="store_true", help="passed on to qkv-bench")
     args = parser.parse_args()
     extra = ["--alone"] if args.alone else []
-    for name in ("isa", "clock", "seconds", "rounds", "dtype"):
+    for name in ("isa", "clock", "seconds", "rounds", "dtype", "threads", "rows"):
         if getattr(args, name):
             extra += ["--" + name, getattr(args, name)]
 
@@ -106,7 +125,10 @@ def main():
     if not rows:
         sys.exit("prefill.py: no ISA of the table runs here")
     print(f"qkv {rows[0]['version']}, {rows[0]['cpu']}, medians of {args.runs} runs")
-    print_table(rows)
+    if "speedup" in rows[0]:
+        print_speedups(rows, args.threads)
+    else:
+        print_table(rows)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=1)

@@ -222,6 +222,16 @@ static void attention_run(void *context, int worker)
     }
 }
 
+/* What a program with one thread calls: no tasks, no parts to be merged by others. */
+static void attention_run_one(void *context, int worker)
+{
+    (void)worker;
+    const attention_context *x = context;
+    qkv_attention_desc desc = x->desc;
+    desc.flags &= ~QKV_SPLIT;
+    must(qkv_attention(&desc, x->scratch, x->scratch_size), "qkv_attention");
+}
+
 /* Keys and values may have types that queries and outputs have not. */
 static bool is_cache_only(int32_t dtype)
 {
@@ -437,7 +447,8 @@ bool bench_make_attention(const bench_wish *wish, bench_case *c)
     c->data = x->in.base;
     c->bytes = useful_bytes(x, wish->dtype);
     c->copies = x->copies;
-    c->work = (bench_work){attention_begin, attention_run, x};
+    c->work = (bench_work){.begin = attention_begin, .run = attention_run, .context = x};
+    c->run_one = attention_run_one;
     c->max_error = attention_error;
     c->destroy = attention_destroy;
     return true;

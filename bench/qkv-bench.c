@@ -116,6 +116,9 @@ static void run_table_row(const bench_options *o, const bench_prefill *row, int 
         bench_refuse("bad shape in the table: %s", row->shape);
     snprintf(shape.name, sizeof shape.name, "%s", row->name);
     order.entry = entry_named(row->kernel);
+    order.speedup = o->threads > 1;
+    if (order.speedup && !order.entry->threads)
+        return;
     if (o->table->dtypes)
         order.dtype = row->dtype;
     order.by_fma = strcmp(row->name, o->table->by_fma) == 0;
@@ -123,11 +126,14 @@ static void run_table_row(const bench_options *o, const bench_prefill *row, int 
     order.isa = isa;
     if (!bench_measure_case(&order, &result))
         return;
+    const double bar = order.speedup ? BENCH_SPEEDUP_BAR : bench_prefill_bar(row, isa);
     bench_progress_erase();
     if (o->json)
-        bench_print_json(&result, bench_prefill_bar(row, isa));
+        bench_print_json(&result, bar);
+    else if (order.speedup)
+        bench_print_speedup_row(&result, bar);
     else
-        bench_print_prefill_row(&result, bench_prefill_bar(row, isa));
+        bench_print_prefill_row(&result, bar);
 }
 
 static void run_table(const bench_options *o)
@@ -139,7 +145,8 @@ static void run_table(const bench_options *o)
     for (int isa = 0; isa < QKV_ISA_COUNT; isa++) {
         for (int i = 0; o->isas[isa] && i < table->count; i++) {
             bench_progress(done++, table->count * isas, table->rows[i].name);
-            run_table_row(o, &table->rows[i], isa);
+            if (!o->rows || strstr(table->rows[i].name, o->rows))
+                run_table_row(o, &table->rows[i], isa);
         }
     }
 }
@@ -164,7 +171,9 @@ int main(int argc, char **argv)
     if (!options.json && !options.once && !options.table)
         bench_print_head(bench_dtype_name(options.dtype), options.threads, options.rounds,
                          options.cpu_clock);
-    if (!options.json && options.table)
+    if (!options.json && options.table && options.threads > 1)
+        bench_print_speedup_head(options.threads);
+    else if (!options.json && options.table)
         bench_print_prefill_head();
     if (options.table)
         run_table(&options);

@@ -119,6 +119,24 @@ void bench_print_prefill_row(const bench_result *r, double bar)
     fflush(stdout);
 }
 
+void bench_print_speedup_head(int threads)
+{
+    printf("\n%d threads beside one\n%-22s %-6s %9s %-5s %8s %8s %7s %8s %7s %8s\n", threads,
+           "shape", "isa", "median", "limit", "speed-up", "limit's", "bar", "figure", "ratio",
+           "error");
+}
+
+void bench_print_speedup_row(const bench_result *r, double bar)
+{
+    char t[7][16];
+    printf("%-22s %-6s %9s %-5s %8s %8s %7s %8s %7s %8s\n", r->shape, r->isa,
+           time_text(t[0], r->median_ns), r->limit, optional(t[1], "%.2f", r->speedup),
+           optional(t[2], "%.2f", r->speedup_limit), optional(t[3], "%.0f %%", 100.0 * bar),
+           optional(t[4], "%.1f %%", 100.0 * r->fraction),
+           optional(t[5], "%.3f", r->fraction / bar), optional(t[6], "%.1e", r->max_error));
+    fflush(stdout);
+}
+
 /* -------------------------------------------------------------------- JSON */
 
 static void json_text(const char *key, const char *value)
@@ -162,6 +180,10 @@ void bench_print_json(const bench_result *r, double bar)
     json_number("limit_rate", r->limit_rate, ", ");
     json_number("fraction", r->fraction, ", ");
     json_number("max_error", r->max_error, ", ");
+    if (!isnan(r->speedup)) {
+        json_number("speedup", r->speedup, ", ");
+        json_number("speedup_limit", r->speedup_limit, ", ");
+    }
     if (!isnan(bar))
         json_number("bar", bar, ", ");
     json_text("version", version);

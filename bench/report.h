@@ -19,6 +19,10 @@ void bench_print_json(const bench_result *result, double bar);
 void bench_print_prefill_head(void);
 void bench_print_prefill_row(const bench_result *result, double bar);
 
+/* The same table for several threads beside one. */
+void bench_print_speedup_head(int threads);
+void bench_print_speedup_row(const bench_result *result, double bar);
+
 /* Only where stderr is a terminal; erased before a row is printed. */
 void bench_progress(int done, int all, const char *what);
 void bench_progress_erase(void);

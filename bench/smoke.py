@@ -67,6 +67,8 @@ def check_refusals():
         ["--rounds"],
         ["--what"],
         ["--threads", "2", "--kernel", "qkv_dot"],
+        ["--table", "prefill", "--threads", "2"],
+        ["--rows", "D1024"],
     ):
         done = run(*bad)
         assert done.returncode == 2, (bad, done)
@@ -93,4 +95,15 @@ for dtype in "f16", "bf16", *CACHES:
         )
 threaded = check_results(["--shape", "4,2,33,40,8,8", "--threads", "2"], ["qkv_attention"])
 assert all(r["threads"] == 2 for r in threaded)
+one = check_results(["--table", "decode", "--rows", "Dmha512"], ["qkv_attention"])
+two = check_results(
+    ["--table", "decode", "--rows", "Dmha512", "--threads", "2", "--alone"], ["qkv_attention"]
+)
+for single, double in zip(one, two, strict=True):
+    assert double["threads"] == 2 and 0 < double["speedup_limit"] <= 2, double
+    assert double["speedup"] > 0 and double["bar"] == 0.95, double
+    assert double["max_error"] == single["max_error"], (single, double)  # the same bits
+    by_fma = single["shape"] == "Dmha512 f16"
+    assert (single.get("bar") is not None) == by_fma, single
+    assert single["limit"] == "fma" or not by_fma, single
 check_refusals()

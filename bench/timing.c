@@ -127,7 +127,7 @@ void bench_run_once(const bench_work *work)
 {
     if (work->begin)
         work->begin(work->context);
-    if (workers.count == 1) {
+    if (workers.count == 1 || work->one) {
         work->run(work->context, 0);
         return;
     }
@@ -160,22 +160,29 @@ void bench_only_alone(void)
     only_alone = true;
 }
 
-static double probe(void)
+/* Of the wall clock where there are several workers: also who had to wait for a core shows. */
+static void probe(void *context, int worker)
 {
+    double *ns = context;
     const double start = bench_now();
 #if defined(__GNUC__) && (defined(__x86_64__) || defined(__aarch64__))
     for (int i = 0; i < 1000; i++)
         __asm__ volatile(".rept 64\n nop\n .endr");
 #endif
-    return bench_now() - start;
+    ns[worker] = bench_now() - start;
 }
 
 static bool is_alone(void)
 {
     static double fastest = 1e300;
-    const double ns = probe();
-    fastest = ns < fastest ? ns : fastest;
-    return ns <= ALONE_TOLERANCE * fastest;
+    double ns[BENCH_THREADS_MAX];
+    bench_run_once(&(bench_work){.run = probe, .context = ns});
+    double slowest = 0.0;
+    for (int i = 0; i < workers.count; i++) {
+        fastest = ns[i] < fastest ? ns[i] : fastest;
+        slowest = ns[i] > slowest ? ns[i] : slowest;
+    }
+    return slowest <= ALONE_TOLERANCE * fastest;
 }
 
 /* --------------------------------------------------------------- samples */
@@ -237,6 +244,8 @@ typedef struct turn {
 static void take(const bench_work *work, turn *t, double *min)
 {
     if (only_alone && !is_alone()) {
+        if (workers.count > 1)
+            return;
         bench_pin(++core);
         if (!is_alone())
             return;

@@ -18,7 +18,8 @@ void bench_use_cpu_clock(void);
 
 /*
  * From now on only samples count during which the core's other hardware
- * thread was idle, as far as a probe before and after can tell. A round
+ * thread was idle, as far as a probe before and after can tell; with several
+ * workers, those of all their cores, which then are not left. A round
  * without one does not count; where there is none at all, the work is measured
  * again as it comes and 'alone' is false.
  */
@@ -35,6 +36,7 @@ typedef struct bench_work {
     void (*begin)(void *context);
     void (*run)(void *context, int worker);
     void *context;
+    bool one; /* on the calling thread alone, however many workers there are */
 } bench_work;
 
 /* The workers: the caller is worker 0, the others wait on threads of their own. */
@@ -55,7 +57,7 @@ typedef struct bench_times {
  * ... in turns with it. A sample is as many runs as take 50 microseconds.
  * A work of which one run takes seconds gets fewer rounds, at least one.
  */
-enum { BENCH_WORKS_MAX = 4 };
+enum { BENCH_WORKS_MAX = 6 };
 void bench_measure(const bench_work *works, int n_works, double seconds, int rounds,
                    bench_times *times);
 
