@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: MIT
 """ONNX Runtime: its operators for attention, inputs and outputs bound once."""
+import sys
+
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from worker import serve
+from worker import Problem, serve
 
 
 def session(node, inputs, outputs, domain, opset):
     """A model of one node; 'inputs' are arrays, 'outputs' shapes."""
-    kinds = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.int32): TensorProto.INT32}
+    kinds = {
+        np.dtype(np.float32): TensorProto.FLOAT,
+        np.dtype(np.float16): TensorProto.FLOAT16,
+        np.dtype(np.int32): TensorProto.INT32,
+    }
+    kind = kinds[inputs["q"].dtype]
     graph = helper.make_graph(
         [node],
         "attention",
         [helper.make_tensor_value_info(n, kinds[x.dtype], x.shape) for n, x in inputs.items()],
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in outputs.items()],
+        [helper.make_tensor_value_info(n, kind, s) for n, s in outputs.items()],
     )
     opsets = [helper.make_opsetid("", opset)]
     if domain:
@@ -43,7 +50,7 @@ def bound(node, inputs, outputs, domain="", opset=23, share=()):
         if name in shared:
             results[name] = values[shared[name]]
         else:
-            zeros = np.zeros(shape, np.float32)
+            zeros = np.zeros(shape, inputs["q"].dtype)
             results[name] = onnxruntime.OrtValue.ortvalue_from_numpy(zeros)
         binding.bind_ortvalue_output(name, results[name])
 
@@ -111,14 +118,26 @@ def grouped(p):
 
 
 def make_modes(problem):
+    """Those of its operators that take the shape and the type; none of them bf16."""
+    if problem.dtype == "bf16":
+        return {}
+    if problem.dtype == "f16":
+        narrow = (x.astype(np.float16) for x in (problem.query, problem.key, problem.value))
+        problem = Problem(*narrow, problem.causal, problem.dtype)
     q_len, kv_len = problem.query.shape[1], problem.key.shape[1]
-    modes = {}
+    ways = {}
     if not problem.causal or q_len == kv_len:
-        modes["Attention"] = standard(problem)
-        modes["MultiHeadAttention"] = multi_head(problem)
+        ways["Attention"] = standard
+        ways["MultiHeadAttention"] = multi_head
     if q_len == 1 or problem.causal:
-        modes["GroupQueryAttention"] = grouped(problem)
+        ways["GroupQueryAttention"] = grouped
     HEADS[0] = problem.query.shape[0]
+    modes = {}
+    for name, way in ways.items():
+        try:
+            modes[name] = way(problem)
+        except Exception as error:  # no such operator, or not of this type
+            print(f"{name}, {problem.dtype}: {error}", file=sys.stderr)
     return modes
 
 

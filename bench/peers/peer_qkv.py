@@ -48,14 +48,36 @@ def must(status):
         raise RuntimeError(LIBRARY.qkv_strerror(status).decode())
 
 
+DTYPES = {"f32": 0, "f16": 1, "bf16": 2}
+
+
+def narrowed(x, dtype):
+    """The array as its type stores it; every element fits."""
+    if dtype == "f16":
+        return x.astype(np.float16)
+    if dtype == "bf16":
+        return (x.view(np.uint32) >> 16).astype(np.uint16)
+    return x
+
+
+def to_rows(out):
+    """What the library has written, as f32: 16 bits that are no f16 are a bf16."""
+    if out.dtype == np.uint16:
+        return (out.astype(np.uint32) << 16).view(np.float32)
+    return out
+
+
 def aligned(size):
     memory = np.zeros(size + 64, np.uint8)
     return memory[-memory.ctypes.data % 64 :][:size]
 
 
 def make_modes(problem):
-    q, k, v = problem.query, problem.key, problem.value
-    out = np.zeros((q.shape[0], q.shape[1], v.shape[2]), np.float32)
+    arrays = (problem.query, problem.key, problem.value)
+    q, k, v = (narrowed(x, problem.dtype) for x in arrays)
+    out = np.zeros((q.shape[0], q.shape[1], v.shape[2]), q.dtype)
+    tensors = (Tensor(x.ctypes.data, dtype=DTYPES[problem.dtype]) for x in (q, k, v, out))
+    query, key, value, result = tensors
     desc = Attention(
         size=ctypes.sizeof(Attention),
         flags=CAUSAL if problem.causal else 0,
@@ -65,10 +87,10 @@ def make_modes(problem):
         kv_len=k.shape[1],
         head_dim=q.shape[2],
         value_dim=v.shape[2],
-        query=Tensor(q.ctypes.data),
-        key=Tensor(k.ctypes.data),
-        value=Tensor(v.ctypes.data),
-        out=Tensor(out.ctypes.data),
+        query=query,
+        key=key,
+        value=value,
+        out=result,
     )
     size = ctypes.c_size_t()
     reference = ctypes.byref(desc)
@@ -76,7 +98,7 @@ def make_modes(problem):
     scratch = aligned(size.value)
     address = ctypes.c_void_p(scratch.ctypes.data)
 
-    def run(keep=(problem, scratch, desc)):
+    def run(keep=(q, k, v, scratch, desc)):
         must(LIBRARY.qkv_attention(reference, address, size))
         return out
 
@@ -88,4 +110,4 @@ def describe():
 
 
 if __name__ == "__main__":
-    serve(make_modes, lambda out: out, describe)
+    serve(make_modes, to_rows, describe)

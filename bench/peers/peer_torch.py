@@ -10,7 +10,9 @@ torch.set_grad_enabled(False)
 
 
 def make_modes(problem):
-    q, k, v = (torch.from_numpy(x)[None] for x in (problem.query, problem.key, problem.value))
+    dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[problem.dtype]
+    arrays = (problem.query, problem.key, problem.value)
+    q, k, v = (torch.from_numpy(x)[None].to(dtype) for x in arrays)
     causal = problem.causal
     if causal and q.shape[2] != k.shape[2]:
         return {}  # its causal mask begins at the other corner
@@ -32,4 +34,4 @@ def describe():
 
 
 if __name__ == "__main__":
-    serve(make_modes, lambda out: out[0].numpy(), describe)
+    serve(make_modes, lambda out: out[0].float().numpy(), describe)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """qkv beside other libraries: one thread each, identical inputs, turns in rounds.
 
-    bench/peers/run.py BUILD [--shape P512]... [--rounds 5] [--json FILE]
+    bench/peers/run.py BUILD [--shape P512 | D4096:f16]... [--decode] [--rounds 5] [--json FILE]
 
 Each library runs in a process of its own, all on the same core, one at a
 time. A library that offers several ways uses its fastest. Printed are the
@@ -32,24 +32,39 @@ SHAPES = {  # q_heads, kv_heads, q_len, kv_len, head_dim
     "D32768": (32, 8, 1, 32768, 128),
     "Dmha512": (12, 12, 1, 512, 64),
 }
+DECODE = [f"{s}:{t}" for s in ("D1024", "D4096", "D32768") for t in ("f32", "f16", "bf16")]
+DECODE_BAR = 2.5  # how much faster than the fastest other library decoding is to be
 DEFAULT = "P512 P512c P1024 P1024c ViT197 D1024 D4096 Dmha512".split()
 SAMPLED_ROWS = 64
 
 
 def shape_sizes(name):
+    """Sizes, causal, dtype of "P512c" or "D4096:f16"."""
+    name, _, dtype = name.partition(":")
     causal = name.endswith("c")
-    return SHAPES[name[:-1] if causal else name], causal
+    return SHAPES[name[:-1] if causal else name], causal, dtype or "f32"
+
+
+def rounded(x, dtype):
+    """The nearest numbers of a narrower type, as f32."""
+    if dtype == "f16":
+        return x.astype(np.float16).astype(np.float32)
+    if dtype == "bf16":
+        bits = x.view(np.uint32)
+        bits = bits + 0x7FFF + (bits >> 16 & 1)
+        return (bits & 0xFFFF0000).view(np.float32)
+    return x
 
 
 def write_problem(folder, name):
-    (heads, kv_heads, q_len, kv_len, dim), causal = shape_sizes(name)
+    (heads, kv_heads, q_len, kv_len, dim), causal, dtype = shape_sizes(name)
     random = np.random.default_rng(1)
     sizes = {"q": (heads, q_len), "k": (kv_heads, kv_len), "v": (kv_heads, kv_len)}
     for array, size in sizes.items():
         data = random.standard_normal((*size, dim), dtype=np.float32)
-        np.save(os.path.join(folder, array + ".npy"), data)
+        np.save(os.path.join(folder, array + ".npy"), rounded(data, dtype))
     with open(os.path.join(folder, "problem.json"), "w", encoding="utf-8") as file:
-        json.dump({"causal": causal}, file)
+        json.dump({"causal": causal, "dtype": dtype}, file)
 
 
 def oracle_error(folder, path):
@@ -137,7 +152,9 @@ def environment(name, build, folder, clock):
 
 def limit_now(bench, name, seconds, clock):
     """What qkv-bench takes for its limit in this moment."""
-    command = [bench, "--kernel", "qkv_attention", "--shape", name, "--json", "--rounds", "1"]
+    shape, _, dtype = name.partition(":")
+    command = [bench, "--kernel", "qkv_attention", "--shape", shape, "--json", "--rounds", "1"]
+    command += ["--dtype", dtype or "f32"]
     isas = subprocess.run([bench, "--list"], capture_output=True, text=True, check=True).stdout
     best = [line.split()[0] for line in isas.splitlines() if "selected: " in line]
     done = subprocess.run(
@@ -198,17 +215,40 @@ def print_shape(results):
     for r in results:
         ratio = f"{r['median_ns'] / ours:.2f}" if ours else "-"
         print(
-            f"{r['shape']:8} {r['library']:18} {r['mode']:19} {r['median_ns'] / 1e6:8.3f} "
+            f"{r['shape']:11} {r['library']:18} {r['mode']:19} {r['median_ns'] / 1e6:8.3f} "
             f"{r['min_ns'] / 1e6:8.3f} {r['gflops']:6.1f} {r['gbps']:5.1f} {r['limit']:>5} "
             f"{100 * r['fraction']:4.0f}% {ratio:>6} {r['max_error']:7.1e}",
             flush=True,
         )
 
 
+def print_ratios(results):
+    """How much faster qkv is than the fastest other library; False if less than asked for."""
+    enough = True
+    print(f"{'shape':11} {'fastest other':18} {'way':19} {'by medians':>10} {'by minima':>9} {'bar':>4}")
+    for shape in dict.fromkeys(r["shape"] for r in results):
+        rows = [r for r in results if r["shape"] == shape]
+        ours = [r for r in rows if r["library"] == "qkv"]
+        others = [r for r in rows if r["library"] != "qkv"]
+        if not ours or not others:
+            continue
+        best = min(others, key=lambda r: r["median_ns"])
+        medians = best["median_ns"] / ours[0]["median_ns"]
+        minima = min(r["min_ns"] for r in others) / ours[0]["min_ns"]
+        bar = DECODE_BAR if shape in DECODE else None
+        enough = enough and (bar is None or medians >= bar)
+        print(
+            f"{shape:11} {best['library']:18} {best['mode']:19} {medians:>10.2f} {minima:>9.2f} "
+            f"{bar or '-':>4}"
+        )
+    return enough
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", help="build folder of qkv")
     parser.add_argument("--shape", action="append", help="default: " + ", ".join(DEFAULT))
+    parser.add_argument("--decode", action="store_true", help="the shapes of one token, by type")
     parser.add_argument("--peer", action="append", choices=PEERS, help="default: all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3, help="of a library's turn")
@@ -222,21 +262,24 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         peers = [Peer(n, environment(n, build, folder, args.clock)) for n in args.peer or PEERS]
         print(
-            f"{'shape':8} {'library':18} {'way':19} {'ms':>8} {'min':>8} {'GF/s':>6} {'GB/s':>5} "
+            f"{'shape':11} {'library':18} {'way':19} {'ms':>8} {'min':>8} {'GF/s':>6} {'GB/s':>5} "
             f"{'limit':>5} {'of it':>5} {'to qkv':>6} {'error':>7}"
         )
-        for name in args.shape or DEFAULT:
+        for name in args.shape or (DECODE if args.decode else DEFAULT):
             rows = measure_shape(name, peers, bench, args, folder)
             print_shape(rows)
             results += rows
         for peer in peers:
             peer.end()
+    enough = print_ratios(results)
     for library in sorted({f"{r['library']}: {r['detail']}" for r in results}):
         print(library)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(results, file, indent=1)
             file.write("\n")
+    if not enough:
+        sys.exit("below the bar")
 
 
 if __name__ == "__main__":

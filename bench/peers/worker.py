@@ -21,6 +21,7 @@ class Problem:
     key: np.ndarray  # [kv_heads][kv_len][head_dim]
     value: np.ndarray
     causal: bool
+    dtype: str  # f32, f16 or bf16: the arrays are f32, of numbers that this type has
 
     @property
     def group(self):
@@ -29,9 +30,9 @@ class Problem:
 
 def load(folder):
     with open(os.path.join(folder, "problem.json"), encoding="utf-8") as file:
-        causal = json.load(file)["causal"]
+        about = json.load(file)
     arrays = (np.load(os.path.join(folder, name + ".npy")) for name in ("q", "k", "v"))
-    return Problem(*arrays, causal)
+    return Problem(*arrays, about["causal"], about["dtype"])
 
 
 # The process's own time counts its helpers too, and does not count other programs.
@@ -75,7 +76,8 @@ def serve(make_modes, to_rows, describe):
                 median, fastest = sample(modes[chosen], float(rest[0]))
                 answer = {"median_ns": median, "min_ns": fastest}
             elif command == "save":
-                np.save(rest[0], np.ascontiguousarray(to_rows(modes[chosen]())))
+                rows = to_rows(modes[chosen]())
+                np.save(rest[0], np.ascontiguousarray(rows, dtype=np.float32))
         except Exception as error:  # the others go on without this one
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
