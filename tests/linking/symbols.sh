@@ -16,7 +16,7 @@ command -v "$nm" >/dev/null || { echo "symbols: $nm was not found" && exit 77; }
 "$nm" -A "$library" 2>/dev/null | awk '
     function fault(text) { printf "symbols: %s: %s %s\n", member, text, name; faults++ }
     BEGIN {
-        split("memcpy memset memmove memcmp strcmp exp2 expf log nearbyint nearbyintf sqrt tanh fma", plain)
+        split("memcpy memset memmove memcmp bcmp strcmp exp2 expf log nearbyint nearbyintf sqrt tanh fma", plain)
         for (i in plain) allowed[plain[i]] = 1
     }
     {
