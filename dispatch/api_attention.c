@@ -131,14 +131,14 @@ static qkv_status check_page_sizes(const qkv_attention_desc *d, qkv_attention_pr
                                 &p->page_table_stride);
 }
 
-/* Are a sequence's pages of the shared prefix those of the first one? */
-static bool shares_pages(const qkv_attention_problem *p, const qkv_sequence *s)
+/* Are the pages of the shared prefix the same in both, as far as both have it? */
+static bool share_pages(const qkv_attention_problem *p, const qkv_sequence *a,
+                        const qkv_sequence *b)
 {
-    const qkv_sequence first = qkv_sequence_at(p, 0);
-    int64_t shared = first.kv_len < s->kv_len ? first.kv_len : s->kv_len;
+    int64_t shared = a->kv_len < b->kv_len ? a->kv_len : b->kv_len;
     shared = (p->shared_len < shared ? p->shared_len : shared) >> p->page_shift;
     for (int64_t i = 0; i < shared; i++)
-        if (s->pages[i] != first.pages[i])
+        if (a->pages[i] != b->pages[i])
             return false;
     return true;
 }
@@ -153,6 +153,7 @@ static qkv_status check_pages(const qkv_attention_desc *d, qkv_attention_problem
     p->page_shift = 3; /* the smallest page */
     while (INT64_C(1) << p->page_shift < d->page_size)
         p->page_shift++;
+    qkv_sequence longest = qkv_sequence_at(p, 0); /* so far: has most of the prefix */
     for (int64_t b = 0; b < p->batch && p->kv_len > 0; b++) {
         const qkv_sequence s = qkv_sequence_at(p, b);
         const int64_t last = (s.kv_len - 1) >> p->page_shift;
@@ -161,8 +162,10 @@ static qkv_status check_pages(const qkv_attention_desc *d, qkv_attention_problem
         for (int64_t i = 0; i <= last; i++)
             if (s.pages[i] < 0 || s.pages[i] >= d->pages)
                 return QKV_E_INDEX;
-        if (!shares_pages(p, &s))
+        if (!share_pages(p, &longest, &s))
             return QKV_E_INDEX;
+        if (s.kv_len > longest.kv_len)
+            longest = s;
     }
     list_array(list, p->page_table, p->batch * p->page_table_stride, sizeof *p->page_table);
     return QKV_OK;

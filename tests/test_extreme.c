@@ -7,6 +7,7 @@
  */
 #include "any_tensor.h"
 #include "api.h"
+#include "problem.h"
 
 #include <float.h>
 #include <math.h>
@@ -32,105 +33,48 @@ typedef struct extreme {
         (x), (x), (x)                                                                              \
     }
 
+/* clang-format off */
 #define EACH_CASE(define)                                                                          \
-    define(.name = "all equal, far below",                                                         \
-           .logits = ALL(-high)) define(.name = "all equal, far above",                            \
-                                        .logits = ALL(high)) define(.name = "all at the lowest",   \
-                                                                    .logits = ALL(-highest))       \
-        define(.name = "all where the units end",                                                  \
-               .logits = ALL(-above)) define(.name = "all before the units end",                   \
-                                             .logits = ALL(-below))                                \
-            define(.name = "far below, not equal",                                                 \
-                   .logits = {-high, -above, -highest}) define(.name = "far above, not equal",     \
-                                                               .logits = {high, above, highest})   \
-                define(.name = "both sides",                                                       \
-                       .logits = {high, -high, below}) define(.name = "one dominates small ones",  \
-                                                              .logits = {1, 2, 3}, .single = high) \
-                    define(                                                                        \
-                            .name = "one dominates large ones", .logits = ALL(high),               \
-                            .single = highest) define(.name = "one dominates low ones",            \
-                                                      .logits = ALL(-highest), .single = -high)    \
-                        define(.name = "a NaN among large ones", .logits = ALL(high),              \
-                               .single = NAN)                                                      \
-                            define(.name = "an infinity among large ones", .logits = ALL(high),    \
-                                   .single = INFINITY) define(.name = "-infinity among low ones",  \
-                                                              .logits = {-INFINITY, -high, -high}) \
-                                define(.name = "hidden large ones", .logits = {high, 1, 2},        \
-                                       .bias = {-INFINITY, 0, 0}, .biased = true)                  \
-                                    define(.name = "lowest bias on all",                           \
-                                           .logits = {-5, 1, 3}, .bias = ALL(-FLT_MAX),            \
-                                           .biased = true) define(.name =                          \
-                                                                      "lowest bias on some, "      \
-                                                                      "the others low",            \
-                                                                  .logits = {-above, 7, -above},   \
-                                                                  .bias = {0, -FLT_MAX, 0},        \
-                                                                  .biased = true)                  \
-                                        define(                                                    \
-                                                .name = "lowest bias and a large logit",           \
-                                                .logits = {above, -third, -high},                  \
-                                                .bias = {-FLT_MAX, -third, 0},                     \
-                                                .biased = true) define(.name = "lowest bias and "  \
-                                                                               "a low logit",      \
-                                                                       .logits = ALL(-third),      \
-                                                                       .bias = ALL(-FLT_MAX),      \
-                                                                       .biased = true)             \
-                                            define(                                                \
-                                                    .name =                                        \
-                                                        "large bias and a low logit",              \
-                                                    .logits = {-high, 1, 2},                       \
-                                                    .bias =                                        \
-                                                        {FLT_MAX, 0, -INFINITY},                   \
-                                                    .biased = true) define(.name = "an overflow",  \
-                                                                           .logits = {high, 1, 2}, \
-                                                                           .bias =                 \
-                                                                               {FLT_MAX, 0, 0},    \
-                                                                           .biased = true)         \
-                                                define(                                            \
-                                                        .name =                                    \
-                                                            "a sink far above",                    \
-                                                        .logits = {1, 2, above},                   \
-                                                        .sink =                                    \
-                                                            high) define(.name =                   \
-                                                                             "a sink as large as " \
-                                                                             "a logit",            \
-                                                                         .logits = {high, 1, 2},   \
-                                                                         .sink = high)             \
-                                                    define(.name = "a sink far below",             \
-                                                           .logits = ALL(-highest),                \
-                                                           .sink =                                 \
-                                                               -high) define(.name =               \
-                                                                                 "a sink as "      \
-                                                                                 "low as the "     \
-                                                                                 "logits",         \
-                                                                             .logits = ALL(-high), \
-                                                                             .sink =               \
-                                                                                 -high)            \
-                                                        define(.name =                             \
-                                                                   "slopes that do not show",      \
-                                                               .logits = ALL(high), .slope = 0.5f) \
-                                                            define(.name = "a softcap that does "  \
-                                                                           "not show",             \
-                                                                   .logits = {1, 2, 3},            \
-                                                                   .softcap = high)                \
-                                                                define(.name =                     \
-                                                                           "a softcap far above",  \
-                                                                       .logits = {high, 1, high},  \
-                                                                       .softcap = high)            \
-                                                                    define(.name = "a window of "  \
-                                                                                   "large ones",   \
-                                                                           .logits = {high, above, \
-                                                                                      -high},      \
-                                                                           .windowed = true)       \
-                                                                        define(.name =             \
-                                                                                   "a window and " \
-                                                                                   "hidden ones",  \
-                                                                               .logits = {highest, \
-                                                                                          high,    \
-                                                                                          high},   \
-                                                                               .bias = {-INFINITY, \
-                                                                                        0, 0},     \
-                                                                               .biased = true,     \
-                                                                               .windowed = true)
+    define(.name = "all equal, far below", .logits = ALL(-high))                                   \
+    define(.name = "all equal, far above", .logits = ALL(high))                                    \
+    define(.name = "all at the lowest", .logits = ALL(-highest))                                   \
+    define(.name = "all where the units end", .logits = ALL(-above))                               \
+    define(.name = "all before the units end", .logits = ALL(-below))                              \
+    define(.name = "far below, not equal", .logits = {-high, -above, -highest})                    \
+    define(.name = "far above, not equal", .logits = {high, above, highest})                       \
+    define(.name = "both sides", .logits = {high, -high, below})                                   \
+    define(.name = "one dominates small ones", .logits = {1, 2, 3}, .single = high)                \
+    define(.name = "one dominates large ones", .logits = ALL(high), .single = highest)             \
+    define(.name = "one dominates low ones", .logits = ALL(-highest), .single = -high)             \
+    define(.name = "a NaN among large ones", .logits = ALL(high), .single = NAN)                   \
+    define(.name = "an infinity among large ones", .logits = ALL(high), .single = INFINITY)        \
+    define(.name = "-infinity among low ones", .logits = {-INFINITY, -high, -high})                \
+    define(.name = "hidden large ones", .logits = {high, 1, 2}, .bias = {-INFINITY, 0, 0},         \
+           .biased = true)                                                                         \
+    define(.name = "lowest bias on all", .logits = {-5, 1, 3}, .bias = ALL(-FLT_MAX),              \
+           .biased = true)                                                                         \
+    define(.name = "lowest bias on some, the others low", .logits = {-above, 7, -above},           \
+           .bias = {0, -FLT_MAX, 0}, .biased = true)                                               \
+    define(.name = "lowest bias and a large logit", .logits = {above, -third, -high},              \
+           .bias = {-FLT_MAX, -third, 0}, .biased = true)                                          \
+    define(.name = "lowest bias and a low logit", .logits = ALL(-third),                           \
+           .bias = ALL(-FLT_MAX), .biased = true)                                                  \
+    define(.name = "large bias and a low logit", .logits = {-high, 1, 2},                          \
+           .bias = {FLT_MAX, 0, -INFINITY}, .biased = true)                                        \
+    define(.name = "an overflow", .logits = {high, 1, 2}, .bias = {FLT_MAX, 0, 0},                 \
+           .biased = true)                                                                         \
+    define(.name = "a sink far above", .logits = {1, 2, above}, .sink = high)                      \
+    define(.name = "a sink as large as a logit", .logits = {high, 1, 2}, .sink = high)             \
+    define(.name = "a sink far below", .logits = ALL(-highest), .sink = -high)                     \
+    define(.name = "a sink as low as the logits", .logits = ALL(-high), .sink = -high)             \
+    define(.name = "slopes that do not show", .logits = ALL(high), .slope = 0.5f)                  \
+    define(.name = "a softcap that does not show", .logits = {1, 2, 3}, .softcap = high)           \
+    define(.name = "a softcap far above", .logits = {high, 1, high}, .softcap = high)              \
+    define(.name = "a window of large ones", .logits = {high, above, -high},                       \
+           .windowed = true)                                                                       \
+    define(.name = "a window and hidden ones", .logits = {highest, high, high},                    \
+           .bias = {-INFINITY, 0, 0}, .biased = true, .windowed = true)
+/* clang-format on */
 
 /* How it is stored and how many rows and keys there are. */
 typedef struct form {
@@ -431,4 +375,48 @@ Test(extreme, logits)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (size_t k = 0; k < sizeof forms / sizeof *forms; k++)
             check_form(cases[i], forms[k]);
+}
+
+/* A slope or a head's scale that is infinite in the units of log2(e), and a
+ * logit that it multiplies by 0, beside a sink that keeps the maximum finite. */
+Test(extreme, factors_beyond_the_units)
+{
+    enum { KEYS = 50, WIDE = 8, QUERIES = 40 };
+    static float q[QUERIES * WIDE], k[KEYS * WIDE], out[QUERIES * WIDE], lse[QUERIES];
+    const float factor = 3e38f, sink = 0.0f;
+    for_each_isa(isa)
+    {
+        for (int n = 0; n < 4; n++) {
+            const int64_t q_len = n % 2 ? QUERIES : 1;
+            const bool slope = n < 2;
+            for (int i = 0; i < QUERIES * WIDE; i++)
+                q[i] = 1.0f;
+            for (int i = 0; i < KEYS * WIDE; i++)
+                k[i] = slope ? 1.0f : 0.0f;
+            const qkv_attention_desc d = {.size = sizeof d,
+                                          .flags = QKV_CAUSAL | QKV_SCALE_SET,
+                                          .scale = 1.0f,
+                                          .q_len = q_len,
+                                          .kv_len = KEYS,
+                                          .head_dim = WIDE,
+                                          .query.data = q,
+                                          .key.data = k,
+                                          .value.data = k,
+                                          .out.data = out,
+                                          .lse.data = lse,
+                                          .slopes = slope ? &factor : NULL,
+                                          .head_scales = slope ? NULL : &factor,
+                                          .sinks = &sink};
+            size_t bytes = 0;
+            cr_assert_eq(qkv_attention_scratch_size(&d, 1, &bytes), QKV_OK);
+            cr_assert_eq(qkv_attention(&d, scratch_alloc(bytes), bytes), QKV_OK);
+            /* With a slope the key at the query's place alone; else all, like the sink. */
+            const double want = slope ? log(exp((double)WIDE) + 1) : log(KEYS + 1.0);
+            context("%s: %s, %d queries: lse %g, expected %g", qkv_isa_name(),
+                    slope ? "slope" : "head scale", (int)q_len, (double)lse[q_len - 1], want);
+            if (!(fabs((double)lse[q_len - 1] - want) < 1e-5 * want) || !isfinite(out[0]))
+                fail_with("not so");
+            tally(isa, 1);
+        }
+    }
 }

@@ -766,6 +766,8 @@ static bool misuse(int n, parts *x, qkv_attention_desc *d, const char **what, qk
         WRONG(paged, QKV_OK, d->shared_len = 7)
         WRONG(paged, QKV_OK, d->shared_len = 9; x->table[8] = 8)
         WRONG(paged, QKV_E_INDEX, d->shared_len = 8)
+        WRONG(paged, QKV_E_INDEX, d->shared_len = 8; x->kv_lens[0] = 0; x->kv_lens[1] = 8;
+              x->kv_lens[2] = 8)
         WRONG(paged, QKV_E_SHAPE, d->shared_len = -1)
         WRONG(paged, QKV_E_SHAPE, d->shared_len = KV_ROWS + 1)
         WRONG(started, QKV_E_SHAPE, d->shared_len = KV_ROWS + 1)

@@ -251,12 +251,14 @@ QKV_API qkv_status qkv_weighted_sum(const float *weights, int64_t weights_stride
 /* --------------------------------------------------------------- tensors */
 
 /*
- * Element types. QKV_F32, QKV_F16 and QKV_BF16 are taken in every tensor and
- * weight matrix, each on its own (but 'lse' and biases are f32), and by
- * qkv_attention() the others up to QKV_Q4_0 in keys and values too. Inputs convert to f32 exactly (with QKV_I8 a product with the scale
- * is rounded once), arithmetic is f32, and a 16-bit output is the f32 result
- * rounded once, to nearest, ties to even. Storage types are plain integers:
- * nothing here needs a compiler that knows half precision.
+ * Element types. QKV_F32, QKV_F16 and QKV_BF16 are taken in queries, keys,
+ * values, outputs, tokens and weight matrices, each on its own, and by
+ * qkv_attention() the others up to QKV_Q4_0 in keys and values too; scales,
+ * biases of projections and all numbers of a row are f32. Inputs convert to
+ * f32 exactly (with QKV_I8 a product with the scale is rounded once),
+ * arithmetic is f32, and a 16-bit output is the f32 result rounded once, to
+ * nearest, ties to even. Storage types are plain integers: nothing here needs
+ * a compiler that knows half precision.
  *
  * QKV_Q8_0 and QKV_Q4_0 store 32 elements in a block of 34 or 18 bytes: an
  * f16 scale, then int8; or nibbles, those of the elements 0 .. 15 low and of
@@ -511,7 +513,7 @@ typedef struct qkv_attention_desc {
      * sequences' first shared_len / page_size entries must be equal; without,
      * that the memory holds the same is the caller's word. Sequences that go
      * together are one task a key/value head, up to 64 query rows of it, with
-     * QKV_SPLIT too. Needs qkv_attention_begin(). 0: none.
+     * QKV_SPLIT too. Needs qkv_attention_begin(). At most kv_len. 0: none.
      */
     int64_t shared_len;
 } qkv_attention_desc;

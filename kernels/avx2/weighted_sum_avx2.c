@@ -461,7 +461,8 @@ static void sum_panel(const qkv_weighted_sum_kv_args *a, const void *const *valu
         for (int64_t d = 0; d < columns; d += LANES)
             _mm256_store_ps(sums + r * PANEL + d, _mm256_setzero_ps());
     for (int64_t key = 0; key < a->kv_len; key += chunk) {
-        lines_ahead next = {.row = values + key + chunk,
+        const int64_t after = key + chunk < listed ? key + chunk : listed;
+        lines_ahead next = {.row = values + after,
                             .end = values + (key + 2 * chunk < listed ? key + 2 * chunk : listed),
                             .at = begin,
                             .first = begin,

@@ -57,7 +57,9 @@ void qkv_store_row_numbers(const qkv_attention_problem *problem, qkv_row_run run
 static inline bool qkv_is_extreme(const qkv_attention_problem *problem, qkv_row_state state)
 {
     const float largest = 0x1.62e42ep+127f; /* FLT_MAX * ln(2), rounded down */
-    return !(fabsf(state.max) < FLT_MAX) || problem->softcap > largest;
+    /* A factor beyond that range is infinite, and its product with 0 a NaN. */
+    return !(fabsf(state.max) < FLT_MAX) || problem->softcap > largest ||
+           (problem->adjusted && isnan(state.sum));
 }
 
 /* Such a row made again. */
