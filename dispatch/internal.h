@@ -33,12 +33,12 @@ typedef void qkv_exp2_f32_fn(const float *x, float *y, int64_t n);
 /*
  * scores[i][j] = queries[i] . keys[j], or += with 'accumulate'; head_dim at
  * most QKV_DOT_BLOCK. The bits of a score do not depend on its place among
- * the rows and keys.
+ * the rows and keys. Key j lies at keys_at[j], or where that is NULL at
+ * keys + j * keys_stride.
  */
 typedef struct qkv_dot_args {
     const float *queries, *keys;
-    const float *const
-        *keys_at; /* [kv_len] where each key lies, or NULL: at keys + j * keys_stride */
+    const float *const *keys_at; /* [kv_len] or NULL, see above */
     float *scores;
     int64_t queries_stride, keys_stride, scores_stride;
     int64_t rows, kv_len, head_dim;
@@ -280,8 +280,7 @@ typedef void qkv_gemm_f32_fn(const qkv_gemm_args *args);
  * For few rows: a product with weights where they lie, which are read once and
  * along their rows:
  *
- *     sums[i][c] = (begin ? 0 : sums[i][c]) + x[i][0] * w(0, c) + ... + x[i][depth - 1] * w(depth -
- * 1, c)
+ *     sums[i][c] = (begin ? 0 : sums[i][c]) + x[i][0] * w(0, c) + x[i][1] * w(1, c) + ...
  *
  * with w(k, c) = w[k * w_stride + c], or w[c * w_stride + k] with 'out_in', added
  * in this order and with the rounding of gemm_f32's sums: calls that go through

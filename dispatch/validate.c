@@ -408,7 +408,7 @@ qkv_status qkv_copy_desc(void *copy, size_t known, size_t oldest, const void *de
         return QKV_E_NULL;
     size_t size;
     memcpy(&size, desc, sizeof size);
-    if (size < oldest || size > 65536)
+    if (size < oldest || size > 65536 || size % sizeof(int64_t) != 0)
         return QKV_E_SIZE;
 
     memset(copy, 0, known);

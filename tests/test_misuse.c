@@ -59,6 +59,7 @@ static bool misuse_attention(int n, qkv_attention_desc *d, const char **what, qk
         MISUSE(QKV_E_SIZE, d->size = 8)
         MISUSE(QKV_E_SIZE, d->size = offsetof(qkv_attention_desc, q_starts) - 8)
         MISUSE(QKV_E_SIZE, d->size = SIZE_MAX)
+        MISUSE(QKV_E_SIZE, d->size = sizeof *d - 4)
         MISUSE(QKV_E_FLAGS, d->flags = 1 << 30)
         MISUSE(QKV_E_FLAGS, d->flags = -1)
         MISUSE(QKV_E_FLAGS, d->flags = QKV_WEIGHT_OUT_IN)

@@ -133,7 +133,7 @@ QKV_INLINE void block_panel(const float *panel, const float *vectors, int64_t st
 /*
  * The same with up to 6 rows of scalars, 'stride' floats apart, and 2 vectors:
  * with 6 rows 12 multiply-adds and 8 loads a step, with 5 rows 10 and 7, with 4
- * rows 8 and 6, which no longer cover the latency of the multiply-adds well.
+ * rows 8 and 6, whose 8 chains just cover a latency of 4 cycles.
  *
  * product_steps takes any number of steps from 0 on, product_8 adds 8 to what is
  * there, for a caller that does something else between them.

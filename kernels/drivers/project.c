@@ -40,7 +40,7 @@ enum {
     SUMS = 2 * PACKED_RUN + DEPTH_RUN * ROW_RUN + WIDE_RUN
 };
 
-_Static_assert(QKV_FEW_ROWS *FEW_COLUMNS <= PACKED_RUN, "few rows' sums fit where panels are");
+_Static_assert(PACKED_RUN >= (QKV_FEW_ROWS) * (FEW_COLUMNS), "few rows' sums fit where panels are");
 
 int64_t qkv_projection_scratch(int32_t out_dtype)
 {
