@@ -43,6 +43,7 @@ typedef struct qkv_dot_args {
     int64_t queries_stride, keys_stride, scores_stride;
     int64_t rows, kv_len, head_dim;
     bool accumulate;
+    bool scattered; /* keys lie in pieces that are worth prefetching */
 } qkv_dot_args;
 typedef void qkv_dot_f32_fn(const qkv_dot_args *args);
 
@@ -355,6 +356,7 @@ typedef struct qkv_dot_kv_args {
     int64_t key_scales_stride, scores_stride;
     int64_t rows, kv_len, head_dim;
     bool accumulate;
+    bool scattered;
 } qkv_dot_kv_args;
 typedef void qkv_dot_kv_fn(const qkv_dot_kv_args *args);
 typedef qkv_dot_kv_fn qkv_dot_f16_fn, qkv_dot_bf16_fn, qkv_dot_f8_e4m3_fn, qkv_dot_f8_e5m2_fn,

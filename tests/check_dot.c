@@ -77,6 +77,7 @@ static void check_listed(const test_isa *isa, const qkv_dot_args *a)
     qkv_dot_args listed = *a;
     listed.keys = NULL;
     listed.keys_at = keys_at;
+    listed.scattered = true;
     listed.scores = scores;
     listed.scores_stride = 70;
     isa->table->dot_f32(&listed);

@@ -119,6 +119,7 @@ static void check_listed(const qkv_dot_kv_args *a, qkv_dot_kv_fn *fn)
     qkv_dot_kv_args listed = *a;
     listed.keys = NULL;
     listed.keys_at = keys_at;
+    listed.scattered = true;
     if (a->key_scales)
         listed.key_scales = scales;
     listed.key_scales_stride = 1;

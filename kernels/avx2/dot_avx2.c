@@ -116,6 +116,7 @@ QKV_INLINE void dot_4_rows(const qkv_dot_kv_args *a, int64_t row, int64_t key, i
         QKV_UNROLL
         for (int k = 0; k < 3; k++)
             p.keys[k] = a->keys_at[key + k];
+        prefetch_keys(a, key, 3, head_dim * kv_size(type));
         lane_sums(&p, head_dim, 4, 3, type, acc);
         /* The sums of two keys, four rows each, are interleaved. */
         const __m256 first[8] = {acc[0], acc[1], acc[3], acc[4], acc[6], acc[7], acc[9], acc[10]};
@@ -140,6 +141,7 @@ QKV_INLINE void dot_few_rows(const qkv_dot_kv_args *a, int64_t row, int64_t key,
     for (; key + n_keys <= end; key += n_keys) {
         __m256 acc[ACCS], x[8];
         const places p = places_of(a, row, key, n_rows, n_keys);
+        prefetch_keys(a, key, n_keys, a->head_dim * kv_size(type));
         lane_sums(&p, a->head_dim, n_rows, n_keys, type, acc);
         QKV_UNROLL
         for (int i = 0; i < 8; i++)
@@ -262,7 +264,8 @@ void qkv_dot_f32_avx2(const qkv_dot_args *a)
                                .rows = a->rows,
                                .kv_len = a->kv_len,
                                .head_dim = a->head_dim,
-                               .accumulate = a->accumulate};
+                               .accumulate = a->accumulate,
+                               .scattered = a->scattered};
     dot_f32(&b);
 }
 
@@ -286,6 +289,7 @@ void qkv_dot_f8_e4m3_avx2(const qkv_dot_kv_args *a)
     const int64_t block = fit >= KEYS ? fit / KEYS * KEYS : fit;
     qkv_dot_kv_args b = *a;
     b.keys_at = NULL;
+    b.scattered = false;
     b.keys = halves;
     b.keys_stride = stride * (int64_t)sizeof *halves;
     for (int64_t key = 0; key < a->kv_len; key += block, b.scores += block) {

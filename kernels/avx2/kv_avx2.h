@@ -79,6 +79,20 @@ QKV_INLINE __m256i halves_of_16(const void *bytes)
     return _mm256_or_si256(half, nan);
 }
 
+/*
+ * Asks for n keys that are needed some keys after 'key'. In one piece a cache
+ * is read faster without, as the core sees what comes; not across pages.
+ */
+QKV_INLINE void prefetch_keys(const qkv_dot_kv_args *a, int64_t key, int64_t n, int64_t bytes)
+{
+    enum { AHEAD = 16 };
+    if (!a->scattered)
+        return;
+    for (int64_t k = key + AHEAD; k < key + AHEAD + n && k < a->kv_len; k++)
+        for (int64_t b = 0; b < bytes; b += 64)
+            _mm_prefetch((const char *)a->keys_at[k] + b, _MM_HINT_T0);
+}
+
 /* The addresses of n rows 'stride' bytes apart, and of up to 7 more. */
 QKV_INLINE void list_rows(const void *first, int64_t stride, int64_t n, const void **rows)
 {

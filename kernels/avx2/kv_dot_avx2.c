@@ -223,6 +223,10 @@ QKV_INLINE void dot_ints(const qkv_dot_kv_args *a, const int_rows *rows, int64_t
         QKV_UNROLL
         for (int k = 0; k < n_keys; k++)
             keys[k] = key_of(a, key + k);
+        prefetch_keys(a, key, n_keys,
+                      type == KV_I8 ? a->head_dim
+                                    : a->head_dim / QKV_KV_BLOCK *
+                                          (type == KV_Q8_0 ? QKV_Q8_0_BYTES : QKV_Q4_0_BYTES));
         if (type == KV_I8)
             sums_i8(rows, row, keys, a->head_dim, n_rows, n_keys, acc);
         else

@@ -245,7 +245,8 @@ static void block_logits(const qkv_attention_problem *p, const qkv_kernels *k, c
                                .rows = block.rows,
                                .kv_len = kv_len,
                                .head_dim = rest < QKV_DOT_BLOCK ? rest : QKV_DOT_BLOCK,
-                               .accumulate = d > 0});
+                               .accumulate = d > 0,
+                               .scattered = p->page_table != NULL});
     }
 }
 

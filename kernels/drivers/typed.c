@@ -77,7 +77,8 @@ static void dot_f32(const qkv_kernels *k, const qkv_dot_kv_args *a)
                                .rows = a->rows,
                                .kv_len = a->kv_len,
                                .head_dim = a->head_dim,
-                               .accumulate = a->accumulate});
+                               .accumulate = a->accumulate,
+                               .scattered = a->scattered});
 }
 
 void qkv_dot_typed(const qkv_kernels *k, int32_t dtype, const qkv_dot_kv_args *args)
