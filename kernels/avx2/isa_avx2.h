@@ -28,8 +28,12 @@
 
 /* Unrolls a loop whose bounds are constants after inlining, whatever its
  * size: only then do arrays of accumulators live in registers. */
-#ifdef __clang__ /* a count is left to a pass that comes too late */
+#ifdef __clang__
+#if __has_feature(address_sanitizer)
+#define QKV_UNROLL /* each step would be checked by itself: minutes to compile */
+#else              /* a count is left to a pass that comes too late */
 #define QKV_UNROLL _Pragma("clang loop unroll(full)")
+#endif
 #else
 #define QKV_UNROLL _Pragma("GCC unroll 16")
 #endif
