@@ -210,8 +210,12 @@ static void measure(problem *p)
             r->stride[1] = (int64_t)head;
             r->stride[0] = (int64_t)whole;
         }
-        for (int a = 0; a < 3 && all > 0; a++)
-            all += (__int128)(r->count[a] - 1) * r->stride[a];
+        const __int128 enough = (__int128)1 << 100; /* no tensor has as many elements */
+        for (int a = 0; a < 3 && all > 0; a++) {
+            const __int128 steps = r->count[a] - 1;
+            const bool beyond = steps > 0 && r->stride[a] > enough / steps;
+            all = beyond ? enough : all + steps * r->stride[a];
+        }
         r->bytes = all * r->element;
     }
 }
