@@ -204,7 +204,8 @@ static void measure(problem *p)
             continue;
         if (!(t->flags & QKV_TENSOR_STRIDED) && !t->stride_batch && !t->stride_head &&
             !t->stride_row) {
-            const __int128 head = (__int128)r->count[2] * r->dim, whole = head * r->count[1];
+            const __int128 head = (__int128)r->count[2] * r->dim;
+            const __int128 whole = head > INT64_MAX ? head : head * r->count[1];
             r->odd = whole > INT64_MAX;
             r->stride[2] = r->dim;
             r->stride[1] = (int64_t)head;
