@@ -136,6 +136,15 @@ Test(far, rows_beyond_4_gib)
     }
 }
 
+static double largest(const float *x, int64_t n)
+{
+    float most = 0.0f;
+    for (int64_t i = 0; i < n; i++)
+        if (fabsf(x[i]) > most)
+            most = fabsf(x[i]);
+    return (double)most;
+}
+
 /* More keys than 2^31, of which a window shows the last few: positions, offsets
  * and addresses beyond 32 bits, near the end of a mapping that is mostly not there. */
 Test(far, more_keys_than_2_to_31)
@@ -183,11 +192,9 @@ Test(far, more_keys_than_2_to_31)
             /* Blocks are cut elsewhere: both are within the header's bound. */
             double want[MOST_QUERIES], bound[MOST_QUERIES];
             for (int64_t i = 0; i < q_len; i++) {
-                double ds = 0, most = 0;
-                for (int64_t j = 0; j < SEEN; j++) {
-                    ds = fmax(ds, 3 * ORACLE_U * fabs((double)q[i] * (double)k[keys - SEEN + j]));
-                    most = fmax(most, fabs((double)v[keys - SEEN + j]));
-                }
+                const double most = largest(v + keys - SEEN, SEEN);
+                const double ds =
+                    3 * ORACLE_U * fabs((double)q[i]) * largest(k + keys - SEEN, SEEN);
                 want[i] = (double)near_out[i];
                 bound[i] = 2 * most * (2 * ds + (QKV_KEY_BLOCK + 33) * ORACLE_U);
             }
