@@ -195,53 +195,6 @@ bool bench_make_narrow_bf16(const bench_wish *wish, bench_case *c)
     return make_conversion(wish, c, run_narrow_bf16);
 }
 
-/* -------------------------------------------------------------------- dot */
-
-static void run_dot(void *context, int worker)
-{
-    (void)worker;
-    const kernel_context *x = context;
-    x->k->dot_f32(&(qkv_dot_args){
-        .queries = x->a,
-        .keys = x->b,
-        .scores = x->y,
-        .queries_stride = x->d,
-        .keys_stride = x->d,
-        .scores_stride = x->kv_len,
-        .rows = x->rows,
-        .kv_len = x->kv_len,
-        .head_dim = x->d,
-    });
-}
-
-static double error_dot(void *context)
-{
-    const kernel_context *x = context;
-    double worst = 0.0;
-    for (int64_t i = 0; i < x->rows; i++)
-        for (int64_t j = 0; j < x->kv_len; j++) {
-            const double exact = bench_oracle_dot(x->a + i * x->d, 1, x->b + j * x->d, 1, x->d);
-            worst = bench_oracle_worse(worst, fabs((double)x->y[i * x->kv_len + j] - exact));
-        }
-    return worst;
-}
-
-bool bench_make_dot_f32(const bench_wish *wish, bench_case *c)
-{
-    const bench_shape *s = wish->shape;
-    const int64_t d = s->head_dim, rows = QKV_ROWS_MAX;
-    kernel_context *x = context_new(wish, (rows + s->kv_len) * d, rows * s->kv_len);
-    x->a = bench_take(&x->memory.in, x->rows * x->d);
-    x->b = bench_take(&x->memory.in, x->kv_len * x->d);
-    x->y = bench_take(&x->memory.out, x->rows * x->kv_len);
-    bench_fill_normal(x->a, x->rows * x->d, 2);
-    bench_fill_normal(x->b, x->kv_len * x->d, 3);
-    c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)x->d;
-    c->bound = BENCH_ROOF;
-    bench_finish(c, &x->memory, run_dot, error_dot);
-    return true;
-}
-
 /* ---------------------------------------------------------------- softmax */
 
 /* Scores of unit variance after scaling. */
@@ -380,57 +333,6 @@ bool bench_make_short_f32(const bench_wish *wish, bench_case *c)
     c->flops = 2.0 * (double)(x->rows * keys) * (double)(d + s->value_dim);
     c->bound = BENCH_ROOF;
     bench_finish(c, &x->memory, run_short, error_short);
-    return true;
-}
-
-/* ----------------------------------------------------------- weighted sum */
-
-static void run_weighted_sum(void *context, int worker)
-{
-    (void)worker;
-    static const float keep[QKV_ROWS_MAX] = {1, 1, 1, 1, 1, 1, 1, 1};
-    const kernel_context *x = context;
-    for (int64_t begin = 0; begin < x->kv_len; begin += QKV_KEY_BLOCK)
-        x->k->weighted_sum_f32(&(qkv_weighted_sum_args){
-            .weights = x->a + begin,
-            .values = x->b + begin * x->dv,
-            .out = x->y,
-            .rescale = begin ? keep : NULL,
-            .weights_stride = x->kv_len,
-            .values_stride = x->dv,
-            .out_stride = x->dv,
-            .rows = x->rows,
-            .kv_len = at_most(x->kv_len - begin, QKV_KEY_BLOCK),
-            .value_dim = x->dv,
-        });
-}
-
-static double error_weighted_sum(void *context)
-{
-    const kernel_context *x = context;
-    double worst = 0.0;
-    for (int64_t i = 0; i < x->rows; i++)
-        for (int64_t d = 0; d < x->dv; d++) {
-            const double exact =
-                bench_oracle_dot(x->a + i * x->kv_len, 1, x->b + d, x->dv, x->kv_len);
-            worst = bench_oracle_worse(worst, fabs((double)x->y[i * x->dv + d] - exact));
-        }
-    return worst;
-}
-
-bool bench_make_weighted_sum_f32(const bench_wish *wish, bench_case *c)
-{
-    const bench_shape *s = wish->shape;
-    const int64_t dv = s->value_dim, rows = QKV_ROWS_MAX;
-    kernel_context *x = context_new(wish, (rows + dv) * s->kv_len, rows * dv);
-    x->a = bench_take(&x->memory.in, x->rows * x->kv_len);
-    x->b = bench_take(&x->memory.in, x->kv_len * dv);
-    x->y = bench_take(&x->memory.out, x->rows * dv);
-    bench_fill_range(x->a, x->rows * x->kv_len, 0.0f, 2.0f / (float)x->kv_len, 6);
-    bench_fill_normal(x->b, x->kv_len * dv, 7);
-    c->flops = 2.0 * (double)x->rows * (double)x->kv_len * (double)dv;
-    c->bound = BENCH_ROOF;
-    bench_finish(c, &x->memory, run_weighted_sum, error_weighted_sum);
     return true;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The kernels of key/value caches one by one: the query rows of one
- * key/value head against all its keys or values, and rows on their way into
- * a cache and out of it.
+ * The kernels of keys and values one by one, in every type: the query rows of
+ * one key/value head against all its keys or values, and rows on their way
+ * into a cache and out of it.
  */
 #include "cases.h"
 
@@ -16,8 +16,8 @@
 typedef struct kv_type {
     int bytes, elements; /* of a block */
     bool scaled;         /* one f32 scale a row */
-    qkv_dot_kv_fn *dot;
-    qkv_weighted_sum_kv_fn *weighted_sum;
+    qkv_dot_fn *dot;
+    qkv_weighted_sum_fn *weighted_sum;
     qkv_widen_kv_fn *widen;
     qkv_narrow_kv_fn *narrow;
     qkv_widen_f16_fn *widen_16;
@@ -38,16 +38,20 @@ static void to_cache(const kv_type *t, const float *x, void *y, float *scale, in
 {
     if (t->narrow_16)
         t->narrow_16(x, y, n);
-    else
+    else if (t->narrow)
         t->narrow(x, y, scale, n);
+    else
+        memcpy(y, x, (size_t)n * sizeof *x);
 }
 
 static void from_cache(const kv_type *t, const void *x, const float *scale, float *y, int64_t n)
 {
     if (t->widen_16)
         t->widen_16(x, y, n);
-    else
+    else if (t->widen)
         t->widen(x, scale, y, n);
+    else
+        memcpy(y, x, (size_t)n * sizeof *y);
 }
 
 /* A cache of kv_len rows of 'dim', and room for the rows of 'others' floats;
@@ -89,17 +93,17 @@ static void run_dot(void *context, int worker)
 {
     (void)worker;
     const kv_context *x = context;
-    x->type.dot(&(qkv_dot_kv_args){.queries = x->other,
-                                   .keys = x->rows,
-                                   .key_scales = x->scales,
-                                   .scores = x->y,
-                                   .queries_stride = x->dim,
-                                   .keys_stride = x->row_bytes,
-                                   .key_scales_stride = 1,
-                                   .scores_stride = x->kv_len,
-                                   .rows = x->heads,
-                                   .kv_len = x->kv_len,
-                                   .head_dim = x->dim});
+    x->type.dot(&(qkv_dot_args){.queries = x->other,
+                                .keys = x->rows,
+                                .key_scales = x->scales,
+                                .scores = x->y,
+                                .queries_stride = x->dim,
+                                .keys_stride = x->row_bytes,
+                                .key_scales_stride = 1,
+                                .scores_stride = x->kv_len,
+                                .rows = x->heads,
+                                .kv_len = x->kv_len,
+                                .head_dim = x->dim});
 }
 
 static double error_dot(void *context)
@@ -140,18 +144,18 @@ static void run_weighted_sum(void *context, int worker)
     for (int64_t begin = 0; begin < x->kv_len; begin += QKV_KEY_BLOCK) {
         const int64_t rest = x->kv_len - begin;
         x->type.weighted_sum(
-            &(qkv_weighted_sum_kv_args){.weights = x->other + begin,
-                                        .values = x->rows + begin * x->row_bytes,
-                                        .value_scales = x->scales ? x->scales + begin : NULL,
-                                        .out = x->y,
-                                        .rescale = begin ? keep : NULL,
-                                        .weights_stride = x->kv_len,
-                                        .values_stride = x->row_bytes,
-                                        .value_scales_stride = 1,
-                                        .out_stride = x->dim,
-                                        .rows = x->heads,
-                                        .kv_len = rest < QKV_KEY_BLOCK ? rest : QKV_KEY_BLOCK,
-                                        .value_dim = x->dim});
+            &(qkv_weighted_sum_args){.weights = x->other + begin,
+                                     .values = x->rows + begin * x->row_bytes,
+                                     .value_scales = x->scales ? x->scales + begin : NULL,
+                                     .out = x->y,
+                                     .rescale = begin ? keep : NULL,
+                                     .weights_stride = x->kv_len,
+                                     .values_stride = x->row_bytes,
+                                     .value_scales_stride = 1,
+                                     .out_stride = x->dim,
+                                     .rows = x->heads,
+                                     .kv_len = rest < QKV_KEY_BLOCK ? rest : QKV_KEY_BLOCK,
+                                     .value_dim = x->dim});
     }
 }
 
@@ -268,6 +272,12 @@ bool bench_make_rotary_f32(const bench_wish *wish, bench_case *c)
 
 /* ---------------------------------------------------------------- formats */
 
+static kv_type type_f32(const qkv_kernels *k)
+{
+    (void)k;
+    return (kv_type){.bytes = sizeof(float), .elements = 1};
+}
+
 static kv_type type_f16(const qkv_kernels *k)
 {
     return (kv_type){
@@ -316,6 +326,7 @@ TYPE(q4_0, QKV_Q4_0_BYTES, QKV_KV_BLOCK, false)
         type.weighted_sum = wish->kernels->weighted_sum_##name;                                    \
         return make_weighted_sum(wish, c, type);                                                   \
     }
+PRODUCTS(f32)
 PRODUCTS(f16)
 PRODUCTS(bf16)
 PRODUCTS(q8_0)

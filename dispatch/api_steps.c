@@ -36,7 +36,7 @@ qkv_status qkv_dot(const float *queries, int64_t queries_stride, const float *ke
                                          .keys = keys + d,
                                          .scores = scores,
                                          .queries_stride = q.stride[QKV_AXIS_ROW],
-                                         .keys_stride = k.stride[QKV_AXIS_ROW],
+                                         .keys_stride = qkv_bytes(QKV_F32, k.stride[QKV_AXIS_ROW]),
                                          .scores_stride = s.stride[QKV_AXIS_ROW],
                                          .rows = rows,
                                          .kv_len = kv_len,
@@ -118,17 +118,18 @@ qkv_status qkv_weighted_sum(const float *weights, int64_t weights_stride, const 
         int64_t j = 0;
         do {
             const int64_t block = kv_len - j < QKV_KEY_BLOCK ? kv_len - j : QKV_KEY_BLOCK;
-            weighted_sum_block(kernels,
-                               (qkv_weighted_sum_args){.weights = weights + i * weights_stride + j,
-                                                       .values = values + j * values_stride,
-                                                       .out = out + i * out_stride,
-                                                       .weights_stride = w.stride[QKV_AXIS_ROW],
-                                                       .values_stride = v.stride[QKV_AXIS_ROW],
-                                                       .out_stride = o.stride[QKV_AXIS_ROW],
-                                                       .rows = n_rows,
-                                                       .kv_len = block,
-                                                       .value_dim = value_dim},
-                               j == 0);
+            weighted_sum_block(
+                kernels,
+                (qkv_weighted_sum_args){.weights = weights + i * weights_stride + j,
+                                        .values = values + j * values_stride,
+                                        .out = out + i * out_stride,
+                                        .weights_stride = w.stride[QKV_AXIS_ROW],
+                                        .values_stride = qkv_bytes(QKV_F32, v.stride[QKV_AXIS_ROW]),
+                                        .out_stride = o.stride[QKV_AXIS_ROW],
+                                        .rows = n_rows,
+                                        .kv_len = block,
+                                        .value_dim = value_dim},
+                j == 0);
             j += block;
         } while (j < kv_len);
     }

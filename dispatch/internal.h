@@ -33,19 +33,32 @@ typedef void qkv_exp2_f32_fn(const float *x, float *y, int64_t n);
 /*
  * scores[i][j] = queries[i] . keys[j], or += with 'accumulate'; head_dim at
  * most QKV_DOT_BLOCK. The bits of a score do not depend on its place among
- * the rows and keys. Key j lies at keys_at[j], or where that is NULL at
- * keys + j * keys_stride.
+ * the rows and keys. Key j lies at keys_at[j], or where that is NULL at byte
+ * j * keys_stride of 'keys'; dot_<type> says of what type it is (those of
+ * caches are told below). Only i8 has key_scales: that of key j is
+ * key_scales[j * key_scales_stride].
+ *
+ * For q8_0, q4_0 and i8 a kernel may round a row of queries to multiples of
+ * max|q| / 32767 first, to nearest: this changes a score by at most max|q| /
+ * 65534 * sum |k|, and nothing else does by more than a product's bound. (The
+ * scalar kernels do not; widen_<t> and dot_f32 give the same without it.)
  */
 typedef struct qkv_dot_args {
-    const float *queries, *keys;
-    const float *const *keys_at; /* [kv_len] or NULL, see above */
+    const float *queries;
+    const void *keys;
+    const void *const *keys_at; /* [kv_len] or NULL */
+    const float *key_scales;    /* of i8, NULL for all others */
     float *scores;
-    int64_t queries_stride, keys_stride, scores_stride;
+    int64_t queries_stride;
+    int64_t keys_stride; /* in bytes */
+    int64_t key_scales_stride, scores_stride;
     int64_t rows, kv_len, head_dim;
     bool accumulate;
-    bool scattered; /* keys lie in pieces that are worth prefetching */
+    bool scattered; /* keys_at lists pieces that are worth prefetching */
 } qkv_dot_args;
-typedef void qkv_dot_f32_fn(const qkv_dot_args *args);
+typedef void qkv_dot_fn(const qkv_dot_args *args);
+typedef qkv_dot_fn qkv_dot_f32_fn, qkv_dot_f16_fn, qkv_dot_bf16_fn, qkv_dot_q8_0_fn, qkv_dot_i8_fn,
+    qkv_dot_f8_e4m3_fn, qkv_dot_f8_e5m2_fn, qkv_dot_q4_0_fn;
 
 /* A softmax row under way: the maximum so far and the sum of exponentials. */
 typedef struct qkv_row_state {
@@ -86,16 +99,23 @@ typedef float qkv_softmax_step_f32_fn(float *scores, int64_t n, float scale_log2
  * what to prefetch: those values are not read.
  */
 typedef struct qkv_weighted_sum_args {
-    const float *weights, *values;
-    const float *const *values_at; /* [kv_len + ahead] as keys_at above, or NULL */
+    const float *weights;
+    const void *values;
+    const void *const *values_at; /* [kv_len + ahead] or NULL, as the keys' above */
+    const float *value_scales;
     float *out;
     const float *rescale; /* [rows] or NULL */
-    int64_t weights_stride, values_stride, out_stride;
+    int64_t weights_stride;
+    int64_t values_stride; /* in bytes */
+    int64_t value_scales_stride, out_stride;
     int64_t rows, kv_len, value_dim;
     int64_t ahead; /* values after those of the block that are needed soon */
     bool skip_zero;
 } qkv_weighted_sum_args;
-typedef void qkv_weighted_sum_f32_fn(const qkv_weighted_sum_args *args);
+typedef void qkv_weighted_sum_fn(const qkv_weighted_sum_args *args);
+typedef qkv_weighted_sum_fn qkv_weighted_sum_f32_fn, qkv_weighted_sum_f16_fn,
+    qkv_weighted_sum_bf16_fn, qkv_weighted_sum_q8_0_fn, qkv_weighted_sum_i8_fn,
+    qkv_weighted_sum_f8_e4m3_fn, qkv_weighted_sum_f8_e5m2_fn, qkv_weighted_sum_q4_0_fn;
 
 /*
  * The attention tile keeps query rows along the vector lanes: everything in
@@ -335,52 +355,6 @@ enum {
     QKV_Q8_0_BYTES = 34, /* of a block */
     QKV_Q4_0_BYTES = 18
 };
-
-/*
- * qkv_dot_args for the keys of a cache. Row j's scale is key_scales[j *
- * key_scales_stride].
- *
- * For q8_0, q4_0 and i8 a kernel may round a row of queries to multiples of
- * max|q| / 32767 first, to nearest: this changes a score by at most max|q| /
- * 65534 * sum |k|, and nothing else does by more than a product's bound. (The
- * scalar kernels do not; widen_<t> and dot_f32 give the same without it.)
- */
-typedef struct qkv_dot_kv_args {
-    const float *queries;
-    const void *keys;
-    const void *const *keys_at;
-    const float *key_scales; /* of i8 only */
-    float *scores;
-    int64_t queries_stride;
-    int64_t keys_stride; /* in bytes */
-    int64_t key_scales_stride, scores_stride;
-    int64_t rows, kv_len, head_dim;
-    bool accumulate;
-    bool scattered;
-} qkv_dot_kv_args;
-typedef void qkv_dot_kv_fn(const qkv_dot_kv_args *args);
-typedef qkv_dot_kv_fn qkv_dot_f16_fn, qkv_dot_bf16_fn, qkv_dot_f8_e4m3_fn, qkv_dot_f8_e5m2_fn,
-    qkv_dot_q8_0_fn, qkv_dot_q4_0_fn, qkv_dot_i8_fn;
-
-/* qkv_weighted_sum_args for the values of a cache, scales as above. */
-typedef struct qkv_weighted_sum_kv_args {
-    const float *weights;
-    const void *values;
-    const void *const *values_at;
-    const float *value_scales; /* of i8 only */
-    float *out;
-    const float *rescale; /* [rows] or NULL */
-    int64_t weights_stride;
-    int64_t values_stride; /* in bytes */
-    int64_t value_scales_stride, out_stride;
-    int64_t rows, kv_len, value_dim;
-    int64_t ahead;
-    bool skip_zero;
-} qkv_weighted_sum_kv_args;
-typedef void qkv_weighted_sum_kv_fn(const qkv_weighted_sum_kv_args *args);
-typedef qkv_weighted_sum_kv_fn qkv_weighted_sum_f16_fn, qkv_weighted_sum_bf16_fn,
-    qkv_weighted_sum_f8_e4m3_fn, qkv_weighted_sum_f8_e5m2_fn, qkv_weighted_sum_q8_0_fn,
-    qkv_weighted_sum_q4_0_fn, qkv_weighted_sum_i8_fn;
 
 /*
  * One row of a cache to f32: exact, but for i8, whose product with the scale

@@ -26,14 +26,19 @@ static int64_t extent(int64_t rows, int64_t stride, int64_t n)
     return rows && n ? (rows - 1) * stride + n : 0;
 }
 
+static const float *key_at(const qkv_dot_args *a, int64_t j)
+{
+    return (const void *)((const char *)a->keys + j * a->keys_stride);
+}
+
 static void want_scores(const qkv_dot_args *a, const float *before, double *want, double *bound)
 {
     for (int64_t i = 0; i < a->rows; i++) {
         for (int64_t j = 0; j < a->kv_len; j++) {
             const int64_t at = i * a->kv_len + j;
             double magnitude;
-            want[at] = oracle_dot(a->queries + i * a->queries_stride, a->keys + j * a->keys_stride,
-                                  a->head_dim, &bound[at], &magnitude);
+            want[at] = oracle_dot(a->queries + i * a->queries_stride, key_at(a, j), a->head_dim,
+                                  &bound[at], &magnitude);
             if (a->accumulate) {
                 const double old = (double)before[i * a->scores_stride + j];
                 want[at] += old;
@@ -51,7 +56,7 @@ static void check_position(const test_isa *isa, const qkv_dot_args *a, int place
             float score = 0.0f;
             float *key = guarded(SLOT_ONE, a->head_dim, 1 + (place + 3) % (PLACES - 1));
             for (int64_t d = 0; d < a->head_dim; d++)
-                key[d] = a->keys[j * a->keys_stride + d];
+                key[d] = key_at(a, j)[d];
             const qkv_dot_args one = {.queries = a->queries + i * a->queries_stride,
                                       .keys = key,
                                       .scores = &score,
@@ -68,12 +73,12 @@ static void check_position(const test_isa *isa, const qkv_dot_args *a, int place
 /* Keys found by a list of their addresses, in the opposite order. */
 static void check_listed(const test_isa *isa, const qkv_dot_args *a)
 {
-    const float *keys_at[70];
+    const void *keys_at[70];
     float scores[20 * 70];
     if (a->rows > 20 || a->kv_len > 70)
         return;
     for (int64_t j = 0; j < a->kv_len; j++)
-        keys_at[a->kv_len - 1 - j] = a->keys + j * a->keys_stride;
+        keys_at[a->kv_len - 1 - j] = key_at(a, j);
     qkv_dot_args listed = *a;
     listed.keys = NULL;
     listed.keys_at = keys_at;
@@ -95,7 +100,7 @@ static void check_case(const test_isa *isa, rng *r, dot_case c, fill_fn *fill, b
             isa->name, (long long)c.rows, (long long)c.keys, (long long)c.dim, (long long)c.q_pad,
             (long long)c.k_pad, (long long)c.s_pad, c.place, c.accumulate);
     qkv_dot_args a = {.queries_stride = c.dim + c.q_pad,
-                      .keys_stride = c.dim + c.k_pad,
+                      .keys_stride = (c.dim + c.k_pad) * (int64_t)sizeof(float),
                       .scores_stride = c.keys + c.s_pad,
                       .rows = c.rows,
                       .kv_len = c.keys,
@@ -103,11 +108,11 @@ static void check_case(const test_isa *isa, rng *r, dot_case c, fill_fn *fill, b
                       .accumulate = c.accumulate};
     const int64_t scores_extent = extent(c.rows, a.scores_stride, c.keys);
     float *queries = guarded(SLOT_Q, extent(c.rows, a.queries_stride, c.dim), c.place);
-    float *keys = guarded(SLOT_K, extent(c.keys, a.keys_stride, c.dim),
+    float *keys = guarded(SLOT_K, extent(c.keys, c.dim + c.k_pad, c.dim),
                           c.place ? 1 + (c.place + 4) % (PLACES - 1) : 0);
     float *scores = guarded(SLOT_S, scores_extent, c.place);
     fill_rows(r, fill, queries, c.rows, a.queries_stride, c.dim);
-    fill_rows(r, fill, keys, c.keys, a.keys_stride, c.dim);
+    fill_rows(r, fill, keys, c.keys, c.dim + c.k_pad, c.dim);
     if (c.accumulate)
         fill_rows(r, fill, scores, c.rows, a.scores_stride, c.keys);
     a.queries = queries;
@@ -200,7 +205,7 @@ static void check_special(const test_isa *isa)
                                     .keys = k,
                                     .scores = scores,
                                     .queries_stride = DIM,
-                                    .keys_stride = DIM,
+                                    .keys_stride = DIM * sizeof *k,
                                     .scores_stride = KEYS,
                                     .rows = ROWS,
                                     .kv_len = KEYS,

@@ -45,7 +45,7 @@ static double lost_product(kv_format f)
  * of integers: by half a step of max|q| / 32767. Products and sums of those
  * are exact; two roundings of the scales come on top.
  */
-static double query_rounding(qkv_dot_kv_fn *fn, kv_format f, const float *query, int64_t n)
+static double query_rounding(qkv_dot_fn *fn, kv_format f, const float *query, int64_t n)
 {
     if (fn == qkv_dot_q8_0_scalar || fn == qkv_dot_q4_0_scalar || fn == qkv_dot_i8_scalar ||
         (f != KV_Q8_0 && f != KV_Q4_0 && f != KV_I8))
@@ -56,8 +56,8 @@ static double query_rounding(qkv_dot_kv_fn *fn, kv_format f, const float *query,
     return max / (ORACLE_U > 0x1p-24 ? 32767 : 65534); /* a whole step in directed rounding */
 }
 
-static void want_scores(const qkv_dot_kv_args *a, qkv_dot_kv_fn *fn, kv_format f,
-                        const float *before, double *want, double *bound)
+static void want_scores(const qkv_dot_args *a, qkv_dot_fn *fn, kv_format f, const float *before,
+                        double *want, double *bound)
 {
     for (int64_t i = 0; i < a->rows; i++) {
         for (int64_t j = 0; j < a->kv_len; j++) {
@@ -83,7 +83,7 @@ static void want_scores(const qkv_dot_kv_args *a, qkv_dot_kv_fn *fn, kv_format f
 }
 
 /* The same score computed by itself, elsewhere, has the same bits. */
-static void check_position(const qkv_dot_kv_args *a, qkv_dot_kv_fn *fn, kv_format f, int place)
+static void check_position(const qkv_dot_args *a, qkv_dot_fn *fn, kv_format f, int place)
 {
     const int64_t bytes = oracle_kv_bytes(f, a->head_dim);
     for (int64_t i = 0; i < a->rows; i++) {
@@ -91,7 +91,7 @@ static void check_position(const qkv_dot_kv_args *a, qkv_dot_kv_fn *fn, kv_forma
             float score = 0.0f;
             char *key = guarded_bytes(SLOT_ONE, (size_t)bytes, 1 + (place + 3) % (PLACES - 1));
             memcpy(key, (const char *)a->keys + j * a->keys_stride, (size_t)bytes);
-            qkv_dot_kv_args one = *a;
+            qkv_dot_args one = *a;
             one.queries += i * a->queries_stride;
             one.keys = key;
             if (a->key_scales)
@@ -106,7 +106,7 @@ static void check_position(const qkv_dot_kv_args *a, qkv_dot_kv_fn *fn, kv_forma
 }
 
 /* Keys found by a list of their addresses, in the opposite order. */
-static void check_listed(const qkv_dot_kv_args *a, qkv_dot_kv_fn *fn)
+static void check_listed(const qkv_dot_args *a, qkv_dot_fn *fn)
 {
     enum { KEYS = 70 };
     const void *keys_at[KEYS];
@@ -116,7 +116,7 @@ static void check_listed(const qkv_dot_kv_args *a, qkv_dot_kv_fn *fn)
         keys_at[at] = (const char *)a->keys + j * a->keys_stride;
         scales[at] = a->key_scales ? a->key_scales[j * a->key_scales_stride] : 1.0f;
     }
-    qkv_dot_kv_args listed = *a;
+    qkv_dot_args listed = *a;
     listed.keys = NULL;
     listed.keys_at = keys_at;
     listed.scattered = true;
@@ -133,21 +133,21 @@ static void check_listed(const qkv_dot_kv_args *a, qkv_dot_kv_fn *fn)
                 fail_with("score %lld, %lld: other bits from a list", (long long)i, (long long)j);
 }
 
-static void check_case(const test_isa *isa, qkv_dot_kv_fn *fn, const char *op, kv_format f, rng *r,
+static void check_case(const test_isa *isa, qkv_dot_fn *fn, const char *op, kv_format f, rng *r,
                        dot_case c, bool positions)
 {
     context("%s on %s: rows %lld, keys %lld, head_dim %lld, pad %lld, place %d, accumulate %d", op,
             isa->name, (long long)c.rows, (long long)c.keys, (long long)c.dim, (long long)c.pad,
             c.place, c.accumulate);
     const int64_t bytes = oracle_kv_bytes(f, c.dim);
-    qkv_dot_kv_args a = {.queries_stride = c.dim + c.pad,
-                         .keys_stride = bytes + c.pad,
-                         .key_scales_stride = 1 + c.pad,
-                         .scores_stride = c.keys + c.pad,
-                         .rows = c.rows,
-                         .kv_len = c.keys,
-                         .head_dim = c.dim,
-                         .accumulate = c.accumulate};
+    qkv_dot_args a = {.queries_stride = c.dim + c.pad,
+                      .keys_stride = bytes + c.pad,
+                      .key_scales_stride = 1 + c.pad,
+                      .scores_stride = c.keys + c.pad,
+                      .rows = c.rows,
+                      .kv_len = c.keys,
+                      .head_dim = c.dim,
+                      .accumulate = c.accumulate};
     const int other = c.place ? 1 + (c.place + 4) % (PLACES - 1) : 0;
     float *queries = guarded(SLOT_Q, (c.rows - 1) * a.queries_stride + c.dim, c.place);
     char *keys = guarded_bytes(SLOT_K, (size_t)((c.keys - 1) * a.keys_stride + bytes), other);
@@ -185,7 +185,7 @@ static void check_case(const test_isa *isa, qkv_dot_kv_fn *fn, const char *op, k
 
 /* Every pattern of an element against queries of 1 and 0: its exact value,
  * also in the lanes and tails that a longer row puts it in. */
-static void check_patterns(const test_isa *isa, qkv_dot_kv_fn *fn, const char *op, kv_format f)
+static void check_patterns(const test_isa *isa, qkv_dot_fn *fn, const char *op, kv_format f)
 {
     enum { DIM = 43 };
     const int bytes = f == KV_F16 || f == KV_BF16 ? 2 : 1;
@@ -197,13 +197,13 @@ static void check_patterns(const test_isa *isa, qkv_dot_kv_fn *fn, const char *o
         query[hot] = 1.0f;
         memcpy(key + bytes * hot, &pattern, (size_t)bytes);
         context("%s on %s: pattern %04x at %d", op, isa->name, pattern, hot);
-        const qkv_dot_kv_args a = {.queries = query,
-                                   .keys = key,
-                                   .key_scales = f == KV_I8 ? &scale : NULL,
-                                   .scores = &score,
-                                   .rows = 1,
-                                   .kv_len = 1,
-                                   .head_dim = DIM};
+        const qkv_dot_args a = {.queries = query,
+                                .keys = key,
+                                .key_scales = f == KV_I8 ? &scale : NULL,
+                                .scores = &score,
+                                .rows = 1,
+                                .kv_len = 1,
+                                .head_dim = DIM};
         fn(&a);
         /* A query of 1 becomes 32767 * (1 / 32767), exact but for the scale. */
         const double want = oracle_kv_element(f, key, hot, scale);
@@ -216,7 +216,7 @@ static void check_patterns(const test_isa *isa, qkv_dot_kv_fn *fn, const char *o
 
 /* A NaN in one query and one key reaches their scores alone; so does an
  * infinity in a query. */
-static void check_special(const test_isa *isa, qkv_dot_kv_fn *fn, const char *op, kv_format f)
+static void check_special(const test_isa *isa, qkv_dot_fn *fn, const char *op, kv_format f)
 {
     enum { ROWS = 5, KEYS = 11, DIM = 96 };
     const float specials[] = {NAN, INFINITY, -INFINITY};
@@ -236,17 +236,17 @@ static void check_special(const test_isa *isa, qkv_dot_kv_fn *fn, const char *op
                     row[d] = j == 7 && d == at ? NAN : 1.0f;
                 oracle_kv_encode(f, row, DIM, k + j * bytes, &scales[j]);
             }
-            const qkv_dot_kv_args a = {.queries = q,
-                                       .keys = k,
-                                       .key_scales = f == KV_I8 ? scales : NULL,
-                                       .scores = scores,
-                                       .queries_stride = DIM,
-                                       .keys_stride = bytes,
-                                       .key_scales_stride = 1,
-                                       .scores_stride = KEYS,
-                                       .rows = ROWS,
-                                       .kv_len = KEYS,
-                                       .head_dim = DIM};
+            const qkv_dot_args a = {.queries = q,
+                                    .keys = k,
+                                    .key_scales = f == KV_I8 ? scales : NULL,
+                                    .scores = scores,
+                                    .queries_stride = DIM,
+                                    .keys_stride = bytes,
+                                    .key_scales_stride = 1,
+                                    .scores_stride = KEYS,
+                                    .rows = ROWS,
+                                    .kv_len = KEYS,
+                                    .head_dim = DIM};
             fn(&a);
             for (int i = 0; i < ROWS; i++) {
                 for (int j = 0; j < KEYS; j++) {
@@ -261,7 +261,7 @@ static void check_special(const test_isa *isa, qkv_dot_kv_fn *fn, const char *op
     }
 }
 
-static void check_dot(const test_isa *isa, qkv_dot_kv_fn *fn, const char *op, kv_format f)
+static void check_dot(const test_isa *isa, qkv_dot_fn *fn, const char *op, kv_format f)
 {
     rng r = rng_make(op);
     const int64_t step = oracle_kv_step(f);

@@ -21,7 +21,7 @@ typedef struct sum_case {
 
 /* (keys + 3) roundings of the block, one of them the scale's, and 2 of the
  * rescaled row and the last sum. */
-static void want_rows(const qkv_weighted_sum_kv_args *a, kv_format f, double *want, double *bound)
+static void want_rows(const qkv_weighted_sum_args *a, kv_format f, double *want, double *bound)
 {
     for (int64_t i = 0; i < a->rows; i++) {
         for (int64_t d = 0; d < a->value_dim; d++) {
@@ -48,11 +48,11 @@ static void want_rows(const qkv_weighted_sum_kv_args *a, kv_format f, double *wa
 }
 
 /* A row on its own, with its output elsewhere, has the bits it had. */
-static void check_rows_alone(const qkv_weighted_sum_kv_args *a, qkv_weighted_sum_kv_fn *fn,
+static void check_rows_alone(const qkv_weighted_sum_args *a, qkv_weighted_sum_fn *fn,
                              const float *before)
 {
     for (int64_t i = 0; i < a->rows; i++) {
-        qkv_weighted_sum_kv_args one = *a;
+        qkv_weighted_sum_args one = *a;
         one.rows = 1;
         one.weights += i * a->weights_stride;
         one.out = guarded(SLOT_ONE, a->value_dim, (int)(1 + (i * 5 + 2) % (PLACES - 1)));
@@ -79,7 +79,7 @@ static void fill_values(rng *r, kv_format f, char *values, int64_t stride, float
 }
 
 /* Values found by a list of their addresses; what is needed next is not read. */
-static void check_listed(const qkv_weighted_sum_kv_args *a, qkv_weighted_sum_kv_fn *fn,
+static void check_listed(const qkv_weighted_sum_args *a, qkv_weighted_sum_fn *fn,
                          const float *before)
 {
     const void *values_at[QKV_KEY_BLOCK + 3] = {NULL};
@@ -88,7 +88,7 @@ static void check_listed(const qkv_weighted_sum_kv_args *a, qkv_weighted_sum_kv_
     for (int64_t j = 0; j < a->kv_len; j++)
         values_at[j] = (const char *)a->values + j * a->values_stride;
     memcpy(out, before, (size_t)extent * sizeof *out);
-    qkv_weighted_sum_kv_args listed = *a;
+    qkv_weighted_sum_args listed = *a;
     listed.values = NULL;
     listed.values_at = values_at;
     listed.ahead = 3;
@@ -99,7 +99,7 @@ static void check_listed(const qkv_weighted_sum_kv_args *a, qkv_weighted_sum_kv_
                          a->value_dim);
 }
 
-static void check_case(const test_isa *isa, qkv_weighted_sum_kv_fn *fn, const char *op, kv_format f,
+static void check_case(const test_isa *isa, qkv_weighted_sum_fn *fn, const char *op, kv_format f,
                        rng *r, sum_case c)
 {
     context("%s on %s: rows %lld, keys %lld, value_dim %lld, pad %lld, place %d, rescale %d, "
@@ -107,14 +107,14 @@ static void check_case(const test_isa *isa, qkv_weighted_sum_kv_fn *fn, const ch
             op, isa->name, (long long)c.rows, (long long)c.keys, (long long)c.dim, (long long)c.pad,
             c.place, c.rescale, c.skip_zero, c.specials);
     const int64_t bytes = oracle_kv_bytes(f, c.dim);
-    qkv_weighted_sum_kv_args a = {.weights_stride = c.keys + c.pad,
-                                  .values_stride = bytes + c.pad,
-                                  .value_scales_stride = 1 + c.pad,
-                                  .out_stride = c.dim + c.pad,
-                                  .rows = c.rows,
-                                  .kv_len = c.keys,
-                                  .value_dim = c.dim,
-                                  .skip_zero = c.skip_zero};
+    qkv_weighted_sum_args a = {.weights_stride = c.keys + c.pad,
+                               .values_stride = bytes + c.pad,
+                               .value_scales_stride = 1 + c.pad,
+                               .out_stride = c.dim + c.pad,
+                               .rows = c.rows,
+                               .kv_len = c.keys,
+                               .value_dim = c.dim,
+                               .skip_zero = c.skip_zero};
     const int other = c.place ? 1 + (c.place + 9) % (PLACES - 1) : 0;
     const bool any = c.keys > 0;
     float *weights = guarded(SLOT_W, any ? (c.rows - 1) * a.weights_stride + c.keys : 0, c.place);
@@ -158,7 +158,7 @@ static void check_case(const test_isa *isa, qkv_weighted_sum_kv_fn *fn, const ch
 }
 
 /* Every pattern of an element under a weight of 1: its exact value. */
-static void check_patterns(const test_isa *isa, qkv_weighted_sum_kv_fn *fn, const char *op,
+static void check_patterns(const test_isa *isa, qkv_weighted_sum_fn *fn, const char *op,
                            kv_format f)
 {
     enum { DIM = 43 };
@@ -177,20 +177,20 @@ static void check_patterns(const test_isa *isa, qkv_weighted_sum_kv_fn *fn, cons
             bound[i] = ORACLE_TINY > 0x1p-149 ? ORACLE_TINY : 0;
         }
         context("%s on %s: patterns from %04x", op, isa->name, first);
-        const qkv_weighted_sum_kv_args a = {.weights = &weight,
-                                            .values = row,
-                                            .value_scales = f == KV_I8 ? &scale : NULL,
-                                            .out = out,
-                                            .rows = 1,
-                                            .kv_len = 1,
-                                            .value_dim = DIM};
+        const qkv_weighted_sum_args a = {.weights = &weight,
+                                         .values = row,
+                                         .value_scales = f == KV_I8 ? &scale : NULL,
+                                         .out = out,
+                                         .rows = 1,
+                                         .kv_len = 1,
+                                         .value_dim = DIM};
         fn(&a);
         expect_close("out", out, want, bound, DIM);
     }
     tally(isa->id, 1 << 8 * bytes);
 }
 
-static void check_sum(const test_isa *isa, qkv_weighted_sum_kv_fn *fn, const char *op, kv_format f)
+static void check_sum(const test_isa *isa, qkv_weighted_sum_fn *fn, const char *op, kv_format f)
 {
     rng r = rng_make(op);
     const int64_t step = oracle_kv_step(f);

@@ -14,6 +14,11 @@ typedef struct sum_case {
     bool values_stride_0;
 } sum_case;
 
+static const float *value_at(const qkv_weighted_sum_args *a, int64_t j)
+{
+    return (const void *)((const char *)a->values + j * a->values_stride);
+}
+
 /* (keys + 2) roundings of the block, 2 of the rescaled row and the last sum. */
 static void want_rows(const qkv_weighted_sum_args *a, double *want, double *bound)
 {
@@ -24,7 +29,7 @@ static void want_rows(const qkv_weighted_sum_args *a, double *want, double *boun
                 const double w = (double)a->weights[i * a->weights_stride + j];
                 if (a->skip_zero && w == 0)
                     continue;
-                const double product = w * (double)a->values[j * a->values_stride + d];
+                const double product = w * (double)value_at(a, j)[d];
                 sum += product;
                 absolute += fabs(product);
             }
@@ -60,10 +65,10 @@ static void check_rows_alone(const test_isa *isa, const qkv_weighted_sum_args *a
 /* Values found by a list of their addresses; what is needed next is not read. */
 static void check_listed(const test_isa *isa, const qkv_weighted_sum_args *a, const float *before)
 {
-    const float *values_at[QKV_KEY_BLOCK + 3] = {NULL};
+    const void *values_at[QKV_KEY_BLOCK + 3] = {NULL};
     float *out = guarded(SLOT_ONE, (a->rows - 1) * a->out_stride + a->value_dim, PLACE_AT_END);
     for (int64_t j = 0; j < a->kv_len; j++)
-        values_at[j] = a->values + j * a->values_stride;
+        values_at[j] = value_at(a, j);
     memcpy(out, before, (size_t)((a->rows - 1) * a->out_stride + a->value_dim) * sizeof *out);
     qkv_weighted_sum_args listed = *a;
     listed.values = NULL;
@@ -82,8 +87,9 @@ static void check_case(const test_isa *isa, rng *r, sum_case c)
             "rescale %d, skip_zero %d, values_stride %s",
             isa->name, (long long)c.rows, (long long)c.keys, (long long)c.dim, (long long)c.pad,
             c.place, c.rescale, c.skip_zero, c.values_stride_0 ? "0" : "set");
+    const int64_t stride = c.values_stride_0 ? 0 : c.dim + c.pad;
     qkv_weighted_sum_args a = {.weights_stride = c.keys + c.pad,
-                               .values_stride = c.values_stride_0 ? 0 : c.dim + c.pad,
+                               .values_stride = stride * (int64_t)sizeof(float),
                                .out_stride = c.dim + c.pad,
                                .rows = c.rows,
                                .kv_len = c.keys,
@@ -91,7 +97,7 @@ static void check_case(const test_isa *isa, rng *r, sum_case c)
                                .skip_zero = c.skip_zero};
     float *weights =
         guarded(SLOT_W, c.keys ? (c.rows - 1) * a.weights_stride + c.keys : 0, c.place);
-    float *values = guarded(SLOT_V, c.keys ? (c.keys - 1) * a.values_stride + c.dim : 0,
+    float *values = guarded(SLOT_V, c.keys ? (c.keys - 1) * stride + c.dim : 0,
                             c.place ? 1 + (c.place + 9) % (PLACES - 1) : 0);
     const int64_t out_extent = (c.rows - 1) * a.out_stride + c.dim;
     float *out = guarded(SLOT_O, out_extent, c.place);
@@ -106,7 +112,7 @@ static void check_case(const test_isa *isa, rng *r, sum_case c)
         rescale[i] = rng_uniform(r, 0.0f, 1.0f);
     }
     for (int64_t j = 0; j < c.keys; j++)
-        fill_normal(r, values + j * a.values_stride, c.dim, 2.0f);
+        fill_normal(r, values + j * stride, c.dim, 2.0f);
     a.weights = weights;
     a.values = values;
     a.out = out;
@@ -152,7 +158,7 @@ static void check_special(const test_isa *isa)
                                              .values = v,
                                              .out = out,
                                              .weights_stride = KEYS,
-                                             .values_stride = DIM,
+                                             .values_stride = DIM * sizeof *v,
                                              .out_stride = DIM,
                                              .rows = ROWS,
                                              .kv_len = KEYS,
@@ -188,7 +194,7 @@ static void check_one_hot(const test_isa *isa, rng *r)
             const qkv_weighted_sum_args a = {.weights = w,
                                              .values = v,
                                              .out = out,
-                                             .values_stride = dim,
+                                             .values_stride = dim * (int64_t)sizeof *v,
                                              .rows = 1,
                                              .kv_len = keys,
                                              .value_dim = dim};

@@ -70,7 +70,7 @@ QKV_INLINE void lane_sums(const places *p, int64_t head_dim, const int n_rows, c
     }
 }
 
-QKV_INLINE places places_of(const qkv_dot_kv_args *a, int64_t row, int64_t key, const int n_rows,
+QKV_INLINE places places_of(const qkv_dot_args *a, int64_t row, int64_t key, const int n_rows,
                             const int n_keys)
 {
     places p;
@@ -88,7 +88,7 @@ QKV_INLINE bool has_factor(const int type)
     return kv_unit(type) != 1.0f;
 }
 
-QKV_INLINE void store_8(const qkv_dot_kv_args *a, int64_t row, int64_t key, const int n_rows,
+QKV_INLINE void store_8(const qkv_dot_args *a, int64_t row, int64_t key, const int n_rows,
                         const int type, __m256 sums)
 {
     if (has_factor(type))
@@ -96,8 +96,7 @@ QKV_INLINE void store_8(const qkv_dot_kv_args *a, int64_t row, int64_t key, cons
     store_scores(a, row, key, n_rows, sums);
 }
 
-QKV_INLINE void store_1(const qkv_dot_kv_args *a, int64_t row, int64_t key, const int type,
-                        float sum)
+QKV_INLINE void store_1(const qkv_dot_args *a, int64_t row, int64_t key, const int type, float sum)
 {
     float *score = a->scores + row * a->scores_stride + key;
     if (has_factor(type))
@@ -106,7 +105,7 @@ QKV_INLINE void store_1(const qkv_dot_kv_args *a, int64_t row, int64_t key, cons
 }
 
 /* 4 rows against 3 keys at a time. */
-QKV_INLINE void dot_4_rows(const qkv_dot_kv_args *a, int64_t row, int64_t key, int64_t end,
+QKV_INLINE void dot_4_rows(const qkv_dot_args *a, int64_t row, int64_t key, int64_t end,
                            const int type)
 {
     const int64_t head_dim = a->head_dim;
@@ -134,7 +133,7 @@ QKV_INLINE void dot_4_rows(const qkv_dot_kv_args *a, int64_t row, int64_t key, i
 }
 
 /* 1 or 2 rows against 8 or 4 keys at a time. */
-QKV_INLINE void dot_few_rows(const qkv_dot_kv_args *a, int64_t row, int64_t key, int64_t end,
+QKV_INLINE void dot_few_rows(const qkv_dot_args *a, int64_t row, int64_t key, int64_t end,
                              const int n_rows, const int type)
 {
     const int n_keys = 8 / n_rows;
@@ -151,7 +150,7 @@ QKV_INLINE void dot_few_rows(const qkv_dot_kv_args *a, int64_t row, int64_t key,
 }
 
 /* One row, one key at a time. */
-QKV_INLINE void dot_rest(const qkv_dot_kv_args *a, int64_t row, int64_t key, int64_t end,
+QKV_INLINE void dot_rest(const qkv_dot_args *a, int64_t row, int64_t key, int64_t end,
                          const int type)
 {
     for (; key < end; key++) {
@@ -167,40 +166,40 @@ QKV_INLINE void dot_rest(const qkv_dot_kv_args *a, int64_t row, int64_t key, int
  * registers. dot_keys_<t>() takes all rows against at most KEYS keys.
  */
 #define DOT(t, type)                                                                               \
-    static QKV_NOINLINE void dot_4_rows_##t(const qkv_dot_kv_args *a, int64_t row, int64_t key,    \
+    static QKV_NOINLINE void dot_4_rows_##t(const qkv_dot_args *a, int64_t row, int64_t key,       \
                                             int64_t end)                                           \
     {                                                                                              \
         dot_4_rows(a, row, key, end, type);                                                        \
     }                                                                                              \
-    static QKV_NOINLINE void dot_2_rows_##t(const qkv_dot_kv_args *a, int64_t row, int64_t key,    \
+    static QKV_NOINLINE void dot_2_rows_##t(const qkv_dot_args *a, int64_t row, int64_t key,       \
                                             int64_t end)                                           \
     {                                                                                              \
         dot_few_rows(a, row, key, end, 2, type);                                                   \
     }                                                                                              \
-    static QKV_NOINLINE void dot_1_row_##t(const qkv_dot_kv_args *a, int64_t row, int64_t key,     \
+    static QKV_NOINLINE void dot_1_row_##t(const qkv_dot_args *a, int64_t row, int64_t key,        \
                                            int64_t end)                                            \
     {                                                                                              \
         dot_few_rows(a, row, key, end, 1, type);                                                   \
     }                                                                                              \
-    static QKV_NOINLINE void dot_rest_##t(const qkv_dot_kv_args *a, int64_t row, int64_t key,      \
+    static QKV_NOINLINE void dot_rest_##t(const qkv_dot_args *a, int64_t row, int64_t key,         \
                                           int64_t end)                                             \
     {                                                                                              \
         dot_rest(a, row, key, end, type);                                                          \
     }                                                                                              \
-    static void dot_##t(const qkv_dot_kv_args *a)                                                  \
+    static void dot_##t(const qkv_dot_args *a)                                                     \
     {                                                                                              \
         static const dot_steps steps = {dot_4_rows_##t, dot_2_rows_##t, dot_1_row_##t,             \
                                         dot_rest_##t};                                             \
         dot(a, &steps);                                                                            \
     }
 
-typedef void dot_step(const qkv_dot_kv_args *a, int64_t row, int64_t key, int64_t end);
+typedef void dot_step(const qkv_dot_args *a, int64_t row, int64_t key, int64_t end);
 typedef struct dot_steps {
     dot_step *four, *two, *one, *rest;
 } dot_steps;
 
 /* All rows against the keys from 'key' to 'end', at most KEYS. */
-static void dot_keys(const qkv_dot_kv_args *a, int64_t key, int64_t end, const dot_steps *steps)
+static void dot_keys(const qkv_dot_args *a, int64_t key, int64_t end, const dot_steps *steps)
 {
     const int64_t n = end - key;
     int64_t row = 0;
@@ -221,7 +220,7 @@ static void dot_keys(const qkv_dot_kv_args *a, int64_t key, int64_t end, const d
     }
 }
 
-static void dot_listed(const qkv_dot_kv_args *a, const dot_steps *steps)
+static void dot_listed(const qkv_dot_args *a, const dot_steps *steps)
 {
     const bool one_step = a->rows <= 2 || a->rows == 4;
     const int64_t block = one_step ? a->kv_len : KEYS;
@@ -230,14 +229,14 @@ static void dot_listed(const qkv_dot_kv_args *a, const dot_steps *steps)
 }
 
 /* Keys that lie 'keys_stride' apart are listed first, some at a time. */
-static void dot(const qkv_dot_kv_args *a, const dot_steps *steps)
+static void dot(const qkv_dot_args *a, const dot_steps *steps)
 {
     const void *keys[LISTED + 7];
     if (a->keys_at) {
         dot_listed(a, steps);
         return;
     }
-    qkv_dot_kv_args b = *a;
+    qkv_dot_args b = *a;
     b.keys_at = keys;
     for (int64_t key = 0; key < a->kv_len; key += LISTED, b.scores += LISTED) {
         b.kv_len = a->kv_len - key < LISTED ? a->kv_len - key : LISTED;
@@ -254,40 +253,28 @@ DOT(e5m2, KV_E5M2)
 
 void qkv_dot_f32_avx2(const qkv_dot_args *a)
 {
-    const qkv_dot_kv_args b = {.queries = a->queries,
-                               .keys = a->keys,
-                               .keys_at = (const void *const *)a->keys_at,
-                               .scores = a->scores,
-                               .queries_stride = a->queries_stride,
-                               .keys_stride = a->keys_stride * (int64_t)sizeof(float),
-                               .scores_stride = a->scores_stride,
-                               .rows = a->rows,
-                               .kv_len = a->kv_len,
-                               .head_dim = a->head_dim,
-                               .accumulate = a->accumulate,
-                               .scattered = a->scattered};
-    dot_f32(&b);
+    dot_f32(a);
 }
 
-void qkv_dot_f16_avx2(const qkv_dot_kv_args *a)
+void qkv_dot_f16_avx2(const qkv_dot_args *a)
 {
     dot_f16(a);
 }
 
-void qkv_dot_bf16_avx2(const qkv_dot_kv_args *a)
+void qkv_dot_bf16_avx2(const qkv_dot_args *a)
 {
     dot_bf16(a);
 }
 
 enum { HALVES = 8192 }; /* of keys on their way, in half of the first-level cache */
 
-void qkv_dot_f8_e4m3_avx2(const qkv_dot_kv_args *a)
+void qkv_dot_f8_e4m3_avx2(const qkv_dot_args *a)
 {
     _Alignas(32) uint16_t halves[HALVES];
     const void *keys[HALVES / 16 + 7];
     const int64_t stride = (a->head_dim + 15) / 16 * 16, fit = HALVES / (stride + (stride == 0));
     const int64_t block = fit >= KEYS ? fit / KEYS * KEYS : fit;
-    qkv_dot_kv_args b = *a;
+    qkv_dot_args b = *a;
     b.keys_at = NULL;
     b.scattered = false;
     b.keys = halves;
@@ -302,7 +289,7 @@ void qkv_dot_f8_e4m3_avx2(const qkv_dot_kv_args *a)
     }
 }
 
-void qkv_dot_f8_e5m2_avx2(const qkv_dot_kv_args *a)
+void qkv_dot_f8_e5m2_avx2(const qkv_dot_args *a)
 {
     dot_e5m2(a);
 }

@@ -83,7 +83,7 @@ QKV_INLINE __m256i halves_of_16(const void *bytes)
  * Asks for n keys that are needed some keys after 'key'. In one piece a cache
  * is read faster without, as the core sees what comes; not across pages.
  */
-QKV_INLINE void prefetch_keys(const qkv_dot_kv_args *a, int64_t key, int64_t n, int64_t bytes)
+QKV_INLINE void prefetch_keys(const qkv_dot_args *a, int64_t key, int64_t n, int64_t bytes)
 {
     enum { AHEAD = 16 };
     if (!a->scattered)
@@ -235,7 +235,7 @@ QKV_INLINE float hsum1(__m256 x)
 }
 
 /* Stores, or adds, 8 scores: n_rows rows of 8 / n_rows keys each. */
-QKV_INLINE void store_scores(const qkv_dot_kv_args *a, int64_t row, int64_t key, const int n_rows,
+QKV_INLINE void store_scores(const qkv_dot_args *a, int64_t row, int64_t key, const int n_rows,
                              __m256 sums)
 {
     const int n_keys = 8 / n_rows;

@@ -155,13 +155,13 @@ QKV_INLINE void sums_blocks(const int_rows *rows, int row, const char *const *ke
     }
 }
 
-QKV_INLINE const char *key_of(const qkv_dot_kv_args *a, int64_t key)
+QKV_INLINE const char *key_of(const qkv_dot_args *a, int64_t key)
 {
     return a->keys_at ? a->keys_at[key] : (const char *)a->keys + key * a->keys_stride;
 }
 
 /* A score in f32, for a row that is not fit for integers. */
-static QKV_NOINLINE float exact_score(const qkv_dot_kv_args *a, int64_t row, int64_t key, int type)
+static QKV_NOINLINE float exact_score(const qkv_dot_args *a, int64_t row, int64_t key, int type)
 {
     const float *query = a->queries + row * a->queries_stride;
     const char *k = key_of(a, key);
@@ -182,7 +182,7 @@ static QKV_NOINLINE float exact_score(const qkv_dot_kv_args *a, int64_t row, int
 }
 
 /* 8 sums of n_rows rows, multiplied by the scales of rows and keys. */
-QKV_INLINE void store_8(const qkv_dot_kv_args *a, const int_rows *rows, int64_t first, int row,
+QKV_INLINE void store_8(const qkv_dot_args *a, const int_rows *rows, int64_t first, int row,
                         int64_t key, const int n_rows, const int type, __m256 sums)
 {
     const int n_keys = 8 / n_rows;
@@ -202,7 +202,7 @@ QKV_INLINE void store_8(const qkv_dot_kv_args *a, const int_rows *rows, int64_t 
     store_scores(a, first + row, key, n_rows, sums);
 }
 
-QKV_INLINE void store_1(const qkv_dot_kv_args *a, float scale, int64_t row, int64_t key,
+QKV_INLINE void store_1(const qkv_dot_args *a, float scale, int64_t row, int64_t key,
                         const int type, float sum)
 {
     float *score = a->scores + row * a->scores_stride + key;
@@ -213,7 +213,7 @@ QKV_INLINE void store_1(const qkv_dot_kv_args *a, float scale, int64_t row, int6
 }
 
 /* n_rows rows of 'rows' against n_keys keys at a time; 8 scores, or one. */
-QKV_INLINE void dot_ints(const qkv_dot_kv_args *a, const int_rows *rows, int64_t first, int row,
+QKV_INLINE void dot_ints(const qkv_dot_args *a, const int_rows *rows, int64_t first, int row,
                          int64_t key, int64_t end, const int n_rows, const int n_keys,
                          const int type)
 {
@@ -243,13 +243,13 @@ QKV_INLINE void dot_ints(const qkv_dot_kv_args *a, const int_rows *rows, int64_t
 }
 
 /* The scores of a row that is not fit for integers, which gave 0 for it. */
-static QKV_NOINLINE void dot_exact(const qkv_dot_kv_args *a, int64_t row, int type)
+static QKV_NOINLINE void dot_exact(const qkv_dot_args *a, int64_t row, int type)
 {
     for (int64_t key = 0; key < a->kv_len; key++)
         store_1(a, 1.0f, row, key, type, exact_score(a, row, key, type));
 }
 
-typedef void int_step(const qkv_dot_kv_args *a, const int_rows *rows, int64_t first, int row,
+typedef void int_step(const qkv_dot_args *a, const int_rows *rows, int64_t first, int row,
                       int64_t key, int64_t end);
 typedef struct int_steps {
     int_step *four, *two, *one, *rest;
@@ -257,8 +257,8 @@ typedef struct int_steps {
 } int_steps;
 
 /* 'n' rows, up to 4, against the keys from 'key' to 'end'. */
-static void dot_rows(const qkv_dot_kv_args *a, const int_rows *rows, int64_t first, int n,
-                     int64_t key, int64_t end, const int_steps *s)
+static void dot_rows(const qkv_dot_args *a, const int_rows *rows, int64_t first, int n, int64_t key,
+                     int64_t end, const int_steps *s)
 {
     const int64_t keys = end - key;
     int row = 0;
@@ -281,7 +281,7 @@ static void dot_rows(const qkv_dot_kv_args *a, const int_rows *rows, int64_t fir
 
 /* Four rows at a time go over all keys, 24 keys staying in the first-level
  * cache for three rows, which take two steps. */
-static void dot(const qkv_dot_kv_args *a, const int_steps *s)
+static void dot(const qkv_dot_args *a, const int_steps *s)
 {
     int_rows rows;
     for (int64_t first = 0; first < a->rows; first += ROWS) {
@@ -298,7 +298,7 @@ static void dot(const qkv_dot_kv_args *a, const int_steps *s)
 }
 
 #define STEP(name, n_rows, n_keys, type)                                                           \
-    static QKV_NOINLINE void name(const qkv_dot_kv_args *a, const int_rows *rows, int64_t first,   \
+    static QKV_NOINLINE void name(const qkv_dot_args *a, const int_rows *rows, int64_t first,      \
                                   int row, int64_t key, int64_t end)                               \
     {                                                                                              \
         dot_ints(a, rows, first, row, key, end, n_rows, n_keys, type);                             \
@@ -308,7 +308,7 @@ static void dot(const qkv_dot_kv_args *a, const int_steps *s)
     STEP(dot_2_rows_##t, 2, 4, type)                                                               \
     STEP(dot_1_row_##t, 1, 8, type)                                                                \
     STEP(dot_rest_##t, 1, 1, type)                                                                 \
-    void qkv_dot_##t##_avx2(const qkv_dot_kv_args *a)                                              \
+    void qkv_dot_##t##_avx2(const qkv_dot_args *a)                                                 \
     {                                                                                              \
         static const int_steps steps = {dot_4_rows_##t, dot_2_rows_##t, dot_1_row_##t,             \
                                         dot_rest_##t, type};                                       \

@@ -382,7 +382,7 @@ typedef struct sum_steps {
 } sum_steps;
 
 /* weights[r][j] * the scale of key j, for i8. */
-static void scale_weights(const qkv_weighted_sum_kv_args *a, int64_t row, int rows, int64_t key,
+static void scale_weights(const qkv_weighted_sum_args *a, int64_t row, int rows, int64_t key,
                           int64_t keys, float *scaled)
 {
     for (int r = 0; r < rows; r++) {
@@ -394,7 +394,7 @@ static void scale_weights(const qkv_weighted_sum_kv_args *a, int64_t row, int ro
 }
 
 /* One vector of one row, skipping zero weights. */
-static QKV_NOINLINE __m256 careful_sum(const qkv_weighted_sum_kv_args *a, int64_t row, int64_t d,
+static QKV_NOINLINE __m256 careful_sum(const qkv_weighted_sum_args *a, int64_t row, int64_t d,
                                        int type)
 {
     const float *weights = a->weights + row * a->weights_stride;
@@ -422,8 +422,8 @@ static QKV_NOINLINE __m256 careful_sum(const qkv_weighted_sum_kv_args *a, int64_
 }
 
 /* The finished sums of one row, columns first .. first + columns - 1. */
-static void store_sums(const qkv_weighted_sum_kv_args *a, int64_t row, int64_t first,
-                       int64_t columns, const float *sums, int type)
+static void store_sums(const qkv_weighted_sum_args *a, int64_t row, int64_t first, int64_t columns,
+                       const float *sums, int type)
 {
     float *out = a->out + row * a->out_stride + first;
     const __m256 unit = _mm256_set1_ps(kv_unit(type));
@@ -446,7 +446,7 @@ static void store_sums(const qkv_weighted_sum_kv_args *a, int64_t row, int64_t f
 
 /* All keys, up to 4 rows, and the columns first .. first + columns - 1. 'listed'
  * are all rows in 'values', at least those of the keys. */
-static void sum_panel(const qkv_weighted_sum_kv_args *a, const void *const *values, int64_t listed,
+static void sum_panel(const qkv_weighted_sum_args *a, const void *const *values, int64_t listed,
                       int64_t row, int rows, int64_t first, int64_t columns, const sum_steps *s)
 {
     _Alignas(32) float sums[4 * PANEL];
@@ -495,7 +495,7 @@ static void sum_panel(const qkv_weighted_sum_kv_args *a, const void *const *valu
         store_sums(a, row + r, first, columns, sums + r * PANEL, s->type);
 }
 
-static void weighted_sum(const qkv_weighted_sum_kv_args *a, const sum_steps *s)
+static void weighted_sum(const qkv_weighted_sum_args *a, const sum_steps *s)
 {
     const void *listed[2 * QKV_KEY_BLOCK + 7], *const *values = a->values_at;
     int64_t n = a->kv_len + a->ahead;
@@ -530,7 +530,7 @@ static void weighted_sum(const qkv_weighted_sum_kv_args *a, const sum_steps *s)
     }
 #define WEIGHTED_SUM(t, type_)                                                                     \
     SUM_STEPS(t, type_)                                                                            \
-    static void weighted_sum_##t(const qkv_weighted_sum_kv_args *a)                                \
+    static void weighted_sum_##t(const qkv_weighted_sum_args *a)                                   \
     {                                                                                              \
         static const sum_steps steps = {sum_4_rows_##t, sum_2_rows_##t, sum_1_row_##t, type_};     \
         weighted_sum(a, &steps);                                                                   \
@@ -545,7 +545,7 @@ WEIGHTED_SUM(q8_0, KV_Q8_0)
 WEIGHTED_SUM(q4_0, KV_Q4_0)
 
 /* e4m3 is summed as f16. */
-static void weighted_sum_e4m3(const qkv_weighted_sum_kv_args *a)
+static void weighted_sum_e4m3(const qkv_weighted_sum_args *a)
 {
     static const sum_steps steps = {sum_4_rows_half, sum_2_rows_half, sum_1_row_half, KV_E4M3};
     weighted_sum(a, &steps);
@@ -553,53 +553,40 @@ static void weighted_sum_e4m3(const qkv_weighted_sum_kv_args *a)
 
 void qkv_weighted_sum_f32_avx2(const qkv_weighted_sum_args *a)
 {
-    const qkv_weighted_sum_kv_args b = {.weights = a->weights,
-                                        .values = a->values,
-                                        .values_at = (const void *const *)a->values_at,
-                                        .ahead = a->ahead,
-                                        .out = a->out,
-                                        .rescale = a->rescale,
-                                        .weights_stride = a->weights_stride,
-                                        .values_stride = a->values_stride * (int64_t)sizeof(float),
-                                        .out_stride = a->out_stride,
-                                        .rows = a->rows,
-                                        .kv_len = a->kv_len,
-                                        .value_dim = a->value_dim,
-                                        .skip_zero = a->skip_zero};
-    weighted_sum_f32(&b);
+    weighted_sum_f32(a);
 }
 
-void qkv_weighted_sum_f16_avx2(const qkv_weighted_sum_kv_args *a)
+void qkv_weighted_sum_f16_avx2(const qkv_weighted_sum_args *a)
 {
     weighted_sum_f16(a);
 }
 
-void qkv_weighted_sum_bf16_avx2(const qkv_weighted_sum_kv_args *a)
+void qkv_weighted_sum_bf16_avx2(const qkv_weighted_sum_args *a)
 {
     weighted_sum_bf16(a);
 }
 
-void qkv_weighted_sum_i8_avx2(const qkv_weighted_sum_kv_args *a)
+void qkv_weighted_sum_i8_avx2(const qkv_weighted_sum_args *a)
 {
     weighted_sum_i8(a);
 }
 
-void qkv_weighted_sum_f8_e4m3_avx2(const qkv_weighted_sum_kv_args *a)
+void qkv_weighted_sum_f8_e4m3_avx2(const qkv_weighted_sum_args *a)
 {
     weighted_sum_e4m3(a);
 }
 
-void qkv_weighted_sum_f8_e5m2_avx2(const qkv_weighted_sum_kv_args *a)
+void qkv_weighted_sum_f8_e5m2_avx2(const qkv_weighted_sum_args *a)
 {
     weighted_sum_e5m2(a);
 }
 
-void qkv_weighted_sum_q8_0_avx2(const qkv_weighted_sum_kv_args *a)
+void qkv_weighted_sum_q8_0_avx2(const qkv_weighted_sum_args *a)
 {
     weighted_sum_q8_0(a);
 }
 
-void qkv_weighted_sum_q4_0_avx2(const qkv_weighted_sum_kv_args *a)
+void qkv_weighted_sum_q4_0_avx2(const qkv_weighted_sum_args *a)
 {
     weighted_sum_q4_0(a);
 }

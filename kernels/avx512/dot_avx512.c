@@ -30,7 +30,7 @@
 
 enum { KEYS = LANES }; /* keys of one pass over the rows */
 
-ALWAYS_INLINE const char *key_of(const qkv_dot_kv_args *a, int64_t j)
+ALWAYS_INLINE const char *key_of(const qkv_dot_args *a, int64_t j)
 {
     return a->keys_at ? a->keys_at[j] : (const char *)a->keys + j * a->keys_stride;
 }
@@ -39,7 +39,7 @@ ALWAYS_INLINE const char *key_of(const qkv_dot_kv_args *a, int64_t j)
  * acc[r * keys + u]: 16 partial sums of queries[i + r] . keys[j + u]. A row
  * or key past the end is a copy of the last one.
  */
-ALWAYS_INLINE void partial_sums(const qkv_dot_kv_args *a, int64_t i, int64_t j, const int queries,
+ALWAYS_INLINE void partial_sums(const qkv_dot_args *a, int64_t i, int64_t j, const int queries,
                                 const int keys, const int type, __m512 *acc)
 {
     const float *query[4];
@@ -79,7 +79,7 @@ ALWAYS_INLINE void partial_sums(const qkv_dot_kv_args *a, int64_t i, int64_t j, 
 }
 
 /* Stores the 16 scores of 'queries' rows from i and 16 / queries keys from j. */
-ALWAYS_INLINE void store_scores(const qkv_dot_kv_args *a, int64_t i, int64_t j, const int queries,
+ALWAYS_INLINE void store_scores(const qkv_dot_args *a, int64_t i, int64_t j, const int queries,
                                 const int type, const __m512 *acc)
 {
     const int keys = LANES / queries;
@@ -107,7 +107,7 @@ ALWAYS_INLINE void store_scores(const qkv_dot_kv_args *a, int64_t i, int64_t j, 
 }
 
 /* The scores of the keys j .. j + 15 for some rows from i on. */
-ALWAYS_INLINE void dot_1_row(const qkv_dot_kv_args *a, int64_t i, int64_t j, const int type)
+ALWAYS_INLINE void dot_1_row(const qkv_dot_args *a, int64_t i, int64_t j, const int type)
 {
     __m512 acc[LANES];
     partial_sums(a, i, j, 1, 8, type, acc);
@@ -115,7 +115,7 @@ ALWAYS_INLINE void dot_1_row(const qkv_dot_kv_args *a, int64_t i, int64_t j, con
     store_scores(a, i, j, 1, type, acc);
 }
 
-ALWAYS_INLINE void dot_rows(const qkv_dot_kv_args *a, int64_t i, int64_t j, const int rows,
+ALWAYS_INLINE void dot_rows(const qkv_dot_args *a, int64_t i, int64_t j, const int rows,
                             const int type)
 {
     for (const int64_t end = min_i64(j + KEYS, a->kv_len); j < end; j += LANES / rows) {
@@ -125,13 +125,13 @@ ALWAYS_INLINE void dot_rows(const qkv_dot_kv_args *a, int64_t i, int64_t j, cons
     }
 }
 
-typedef void dot_step(const qkv_dot_kv_args *a, int64_t i, int64_t j);
+typedef void dot_step(const qkv_dot_args *a, int64_t i, int64_t j);
 typedef struct dot_steps {
     dot_step *four, *two, *one;
 } dot_steps;
 
 /* Keys outside, rows inside: 16 keys stay in the first-level cache meanwhile. */
-static void dot(const qkv_dot_kv_args *a, const dot_steps *s)
+static void dot(const qkv_dot_args *a, const dot_steps *s)
 {
     for (int64_t j = 0; j < a->kv_len; j += KEYS)
         for (int64_t i = 0; i < a->rows; i += 4)
@@ -140,46 +140,28 @@ static void dot(const qkv_dot_kv_args *a, const dot_steps *s)
 
 /* The functions of a type. */
 #define DOT(t, type)                                                                               \
-    static void dot_4_rows_##t(const qkv_dot_kv_args *a, int64_t i, int64_t j)                     \
+    static void dot_4_rows_##t(const qkv_dot_args *a, int64_t i, int64_t j)                        \
     {                                                                                              \
         dot_rows(a, i, j, 4, type);                                                                \
     }                                                                                              \
-    static void dot_2_rows_##t(const qkv_dot_kv_args *a, int64_t i, int64_t j)                     \
+    static void dot_2_rows_##t(const qkv_dot_args *a, int64_t i, int64_t j)                        \
     {                                                                                              \
         dot_rows(a, i, j, 2, type);                                                                \
     }                                                                                              \
-    static void dot_1_row_##t(const qkv_dot_kv_args *a, int64_t i, int64_t j)                      \
+    static void dot_1_row_##t(const qkv_dot_args *a, int64_t i, int64_t j)                         \
     {                                                                                              \
         dot_1_row(a, i, j, type);                                                                  \
     }                                                                                              \
-    static const dot_steps steps_##t = {dot_4_rows_##t, dot_2_rows_##t, dot_1_row_##t};
-#define DOT_CACHE(t, type)                                                                         \
-    DOT(t, type)                                                                                   \
-    void qkv_dot_##t##_avx512(const qkv_dot_kv_args *a)                                            \
+    void qkv_dot_##t##_avx512(const qkv_dot_args *a)                                               \
     {                                                                                              \
-        dot(a, &steps_##t);                                                                        \
+        static const dot_steps steps = {dot_4_rows_##t, dot_2_rows_##t, dot_1_row_##t};            \
+        dot(a, &steps);                                                                            \
     }
 DOT(f32, KV_F32)
-DOT_CACHE(f16, KV_F16)
-DOT_CACHE(bf16, KV_BF16)
-DOT_CACHE(i8, KV_I8)
-DOT_CACHE(f8_e4m3, KV_E4M3)
-DOT_CACHE(f8_e5m2, KV_E5M2)
-DOT_CACHE(q8_0, KV_Q8_0)
-DOT_CACHE(q4_0, KV_Q4_0)
-
-void qkv_dot_f32_avx512(const qkv_dot_args *a)
-{
-    const qkv_dot_kv_args b = {.queries = a->queries,
-                               .keys = a->keys,
-                               .keys_at = (const void *const *)a->keys_at,
-                               .scores = a->scores,
-                               .queries_stride = a->queries_stride,
-                               .keys_stride = a->keys_stride * (int64_t)sizeof(float),
-                               .scores_stride = a->scores_stride,
-                               .rows = a->rows,
-                               .kv_len = a->kv_len,
-                               .head_dim = a->head_dim,
-                               .accumulate = a->accumulate};
-    dot(&b, &steps_f32);
-}
+DOT(f16, KV_F16)
+DOT(bf16, KV_BF16)
+DOT(i8, KV_I8)
+DOT(f8_e4m3, KV_E4M3)
+DOT(f8_e5m2, KV_E5M2)
+DOT(q8_0, KV_Q8_0)
+DOT(q4_0, KV_Q4_0)

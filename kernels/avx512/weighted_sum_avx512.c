@@ -31,13 +31,13 @@
 
 enum { ACC_MAX = 24 }; /* accumulators of the largest register block */
 
-ALWAYS_INLINE const char *value_of(const qkv_weighted_sum_kv_args *a, int64_t j)
+ALWAYS_INLINE const char *value_of(const qkv_weighted_sum_args *a, int64_t j)
 {
     return a->values_at ? a->values_at[j] : (const char *)a->values + j * a->values_stride;
 }
 
 /* One column of vectors for one row again, without the keys of weight 0. */
-static __m512 sum_of_nonzero(const qkv_weighted_sum_kv_args *a, int64_t i, int64_t d, int type)
+static __m512 sum_of_nonzero(const qkv_weighted_sum_args *a, int64_t i, int64_t d, int type)
 {
     const float *weights = a->weights + i * a->weights_stride;
     __m512 sum = _mm512_setzero_ps();
@@ -51,7 +51,7 @@ static __m512 sum_of_nonzero(const qkv_weighted_sum_kv_args *a, int64_t i, int64
 }
 
 /* Adds the sum of a block to the columns from d on of row i. */
-static __attribute__((noinline)) void store_sum(const qkv_weighted_sum_kv_args *a, int64_t i,
+static __attribute__((noinline)) void store_sum(const qkv_weighted_sum_args *a, int64_t i,
                                                 int64_t d, __m512 sum, int type)
 {
     const __mmask16 columns = lanes_below(a->value_dim - d);
@@ -73,7 +73,7 @@ static __attribute__((noinline)) void store_sum(const qkv_weighted_sum_kv_args *
  * value_dim unless 'full'. The sums go through memory to the epilogue, which
  * keeps its code out of the 30 instances of this.
  */
-ALWAYS_INLINE void sum_columns(const qkv_weighted_sum_kv_args *a, int64_t d, const int rows,
+ALWAYS_INLINE void sum_columns(const qkv_weighted_sum_args *a, int64_t d, const int rows,
                                const int vecs, const bool full, const int type)
 {
     const int64_t last = d + (vecs - 1) * LANES;
@@ -107,7 +107,7 @@ ALWAYS_INLINE void sum_columns(const qkv_weighted_sum_kv_args *a, int64_t d, con
 }
 
 /* All columns of 'rows' rows: 'vecs' vectors at a time, then 4, 2, 1. */
-ALWAYS_INLINE void sum_rows(const qkv_weighted_sum_kv_args *a, const int rows, const int vecs,
+ALWAYS_INLINE void sum_rows(const qkv_weighted_sum_args *a, const int rows, const int vecs,
                             const int type)
 {
     int64_t d = 0;
@@ -123,45 +123,32 @@ ALWAYS_INLINE void sum_rows(const qkv_weighted_sum_kv_args *a, const int rows, c
         sum_columns(a, d, rows, 1, false, type);
 }
 
-void qkv_weighted_sum_f32_avx512(const qkv_weighted_sum_args *args)
+void qkv_weighted_sum_f32_avx512(const qkv_weighted_sum_args *a)
 {
-    const qkv_weighted_sum_kv_args a = {.weights = args->weights,
-                                        .values = args->values,
-                                        .values_at = (const void *const *)args->values_at,
-                                        .out = args->out,
-                                        .rescale = args->rescale,
-                                        .weights_stride = args->weights_stride,
-                                        .values_stride =
-                                            args->values_stride * (int64_t)sizeof(float),
-                                        .out_stride = args->out_stride,
-                                        .rows = args->rows,
-                                        .kv_len = args->kv_len,
-                                        .value_dim = args->value_dim,
-                                        .skip_zero = args->skip_zero};
-    switch (a.rows) {
+    switch (a->rows) {
     case 1:
-        sum_rows(&a, 1, 8, KV_F32);
+        sum_rows(a, 1, 8, KV_F32);
         break;
     case 2:
-        sum_rows(&a, 2, 8, KV_F32);
+        sum_rows(a, 2, 8, KV_F32);
         break;
     case 3:
-        sum_rows(&a, 3, 4, KV_F32);
+        sum_rows(a, 3, 4, KV_F32);
         break;
     case 4:
-        sum_rows(&a, 4, 4, KV_F32);
+        sum_rows(a, 4, 4, KV_F32);
         break;
     case 5:
-        sum_rows(&a, 5, 4, KV_F32);
+        sum_rows(a, 5, 4, KV_F32);
         break;
     case 6:
-        sum_rows(&a, 6, 4, KV_F32);
+        sum_rows(a, 6, 4, KV_F32);
         break;
     case 7:
-        sum_rows(&a, 7, 3, KV_F32);
+        sum_rows(a, 7, 3, KV_F32);
         break;
     case 8:
-        sum_rows(&a, 8, 3, KV_F32);
+        sum_rows(a, 8, 3, KV_F32);
         break;
     default:
         break;
@@ -169,7 +156,7 @@ void qkv_weighted_sum_f32_avx512(const qkv_weighted_sum_args *args)
 }
 
 /* weights * the scales of the keys; a weight of 0 stays 0 whatever the scale is. */
-static void scale_weights(const qkv_weighted_sum_kv_args *a, float *scaled)
+static void scale_weights(const qkv_weighted_sum_args *a, float *scaled)
 {
     for (int64_t i = 0; i < a->rows; i++)
         for (int64_t j = 0; j < a->kv_len; j++) {
@@ -180,15 +167,15 @@ static void scale_weights(const qkv_weighted_sum_kv_args *a, float *scaled)
 }
 
 /* Rows of a cache: 8, 4, 2 or 1 at a time, as fewer instances of more types. */
-typedef void sum_step(const qkv_weighted_sum_kv_args *a);
+typedef void sum_step(const qkv_weighted_sum_args *a);
 typedef struct sum_steps {
     sum_step *eight, *four, *two, *one;
 } sum_steps;
 
-static void sum_cache(const qkv_weighted_sum_kv_args *args, const sum_steps *s)
+static void sum_cache(const qkv_weighted_sum_args *args, const sum_steps *s)
 {
     float scaled[QKV_ROWS_MAX * QKV_KEY_BLOCK];
-    qkv_weighted_sum_kv_args a = *args;
+    qkv_weighted_sum_args a = *args;
     if (a.value_scales) {
         scale_weights(args, scaled);
         a.weights = scaled;
@@ -205,7 +192,7 @@ static void sum_cache(const qkv_weighted_sum_kv_args *args, const sum_steps *s)
 }
 
 #define SUM_ROWS(t, rows, vecs, type)                                                              \
-    static void sum_##rows##_rows_##t(const qkv_weighted_sum_kv_args *a)                           \
+    static void sum_##rows##_rows_##t(const qkv_weighted_sum_args *a)                              \
     {                                                                                              \
         sum_rows(a, rows, vecs, type);                                                             \
     }
@@ -214,7 +201,7 @@ static void sum_cache(const qkv_weighted_sum_kv_args *args, const sum_steps *s)
     SUM_ROWS(t, 4, 4, type)                                                                        \
     SUM_ROWS(t, 2, 8, type)                                                                        \
     SUM_ROWS(t, 1, 8, type)                                                                        \
-    void qkv_weighted_sum_##t##_avx512(const qkv_weighted_sum_kv_args *a)                          \
+    void qkv_weighted_sum_##t##_avx512(const qkv_weighted_sum_args *a)                             \
     {                                                                                              \
         static const sum_steps steps = {sum_8_rows_##t, sum_4_rows_##t, sum_2_rows_##t,            \
                                         sum_1_rows_##t};                                           \

@@ -54,7 +54,7 @@ static void dot_products(const qkv_anew *a, int64_t first, int64_t n, float *log
                                             .keys = keys.data + d,
                                             .scores = logits,
                                             .queries_stride = p->head_dim,
-                                            .keys_stride = keys.stride,
+                                            .keys_stride = qkv_bytes(QKV_F32, keys.stride),
                                             .scores_stride = n,
                                             .rows = 1,
                                             .kv_len = n,

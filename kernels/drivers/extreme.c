@@ -41,17 +41,18 @@ static void add_values(const qkv_anew *a, int64_t first, int64_t n)
     const float one = 1.0f;
     const qkv_f32_rows values =
         qkv_fetch_rows(p, a->kernels, &p->value, a->place.sequence, a->kv_head, first, n, a->stage);
-    a->kernels->weighted_sum_f32(&(qkv_weighted_sum_args){.weights = a->logits,
-                                                          .values = values.data,
-                                                          .out = a->part,
-                                                          .rescale = &one,
-                                                          .weights_stride = n,
-                                                          .values_stride = values.stride,
-                                                          .out_stride = p->value_dim,
-                                                          .rows = 1,
-                                                          .kv_len = n,
-                                                          .value_dim = p->value_dim,
-                                                          .skip_zero = true});
+    a->kernels->weighted_sum_f32(
+        &(qkv_weighted_sum_args){.weights = a->logits,
+                                 .values = values.data,
+                                 .out = a->part,
+                                 .rescale = &one,
+                                 .weights_stride = n,
+                                 .values_stride = qkv_bytes(QKV_F32, values.stride),
+                                 .out_stride = p->value_dim,
+                                 .rows = 1,
+                                 .kv_len = n,
+                                 .value_dim = p->value_dim,
+                                 .skip_zero = true});
     for (int64_t i = 0; i < n; i++)
         qkv_add_odd_value(a->logits[i], qkv_has_bias(p) ? a->bias[i] : 0.0f,
                           values.data + i * values.stride, p->value_dim, a->part);

@@ -233,20 +233,19 @@ static void block_logits(const qkv_attention_problem *p, const qkv_kernels *k, c
         const int64_t rest = p->head_dim - d;
         for (int64_t j = 0; j < kv_len && d > 0; j++)
             list.at[j] = (const char *)list.at[j] + qkv_bytes(p->key.dtype, QKV_DOT_BLOCK);
-        qkv_dot_typed(
-            k, p->key.dtype,
-            &(qkv_dot_kv_args){.queries = pass->query + block.row * pass->query_stride + d,
-                               .keys_at = list.at,
-                               .key_scales = list.scales,
-                               .scores = logits,
-                               .queries_stride = pass->query_stride,
-                               .key_scales_stride = 1,
-                               .scores_stride = QKV_KEY_BLOCK,
-                               .rows = block.rows,
-                               .kv_len = kv_len,
-                               .head_dim = rest < QKV_DOT_BLOCK ? rest : QKV_DOT_BLOCK,
-                               .accumulate = d > 0,
-                               .scattered = p->page_table != NULL});
+        qkv_dot_typed(k, p->key.dtype,
+                      &(qkv_dot_args){.queries = pass->query + block.row * pass->query_stride + d,
+                                      .keys_at = list.at,
+                                      .key_scales = list.scales,
+                                      .scores = logits,
+                                      .queries_stride = pass->query_stride,
+                                      .key_scales_stride = 1,
+                                      .scores_stride = QKV_KEY_BLOCK,
+                                      .rows = block.rows,
+                                      .kv_len = kv_len,
+                                      .head_dim = rest < QKV_DOT_BLOCK ? rest : QKV_DOT_BLOCK,
+                                      .accumulate = d > 0,
+                                      .scattered = p->page_table != NULL});
     }
 }
 
@@ -259,19 +258,19 @@ static void block_values(const qkv_attention_problem *p, const qkv_kernels *k, c
     list_block(p, pass, qkv_value_piece, block.keys, block.mixed, &list);
     const int64_t ahead = list_ahead(p, pass, block.next, block.mixed, kv_len, &list);
     qkv_weighted_sum_typed(k, p->value.dtype,
-                           &(qkv_weighted_sum_kv_args){.weights = s->logits,
-                                                       .values_at = list.at,
-                                                       .value_scales = list.scales,
-                                                       .out = out + block.row * p->value_dim,
-                                                       .rescale = rescale,
-                                                       .weights_stride = QKV_KEY_BLOCK,
-                                                       .value_scales_stride = 1,
-                                                       .out_stride = p->value_dim,
-                                                       .rows = block.rows,
-                                                       .kv_len = kv_len,
-                                                       .value_dim = p->value_dim,
-                                                       .ahead = ahead,
-                                                       .skip_zero = skip_zero});
+                           &(qkv_weighted_sum_args){.weights = s->logits,
+                                                    .values_at = list.at,
+                                                    .value_scales = list.scales,
+                                                    .out = out + block.row * p->value_dim,
+                                                    .rescale = rescale,
+                                                    .weights_stride = QKV_KEY_BLOCK,
+                                                    .value_scales_stride = 1,
+                                                    .out_stride = p->value_dim,
+                                                    .rows = block.rows,
+                                                    .kv_len = kv_len,
+                                                    .value_dim = p->value_dim,
+                                                    .ahead = ahead,
+                                                    .skip_zero = skip_zero});
 }
 
 static qkv_range clip(qkv_range range, qkv_range block)
@@ -529,17 +528,17 @@ static bool run_one_block(const qkv_attention_problem *p, const qkv_kernels *k,
 
     const qkv_f32_rows queries = find_queries(p, k, run, query);
     qkv_dot_typed(k, p->key.dtype,
-                  &(qkv_dot_kv_args){.queries = queries.data,
-                                     .keys = keys.data,
-                                     .key_scales = keys.scales,
-                                     .scores = logits,
-                                     .queries_stride = queries.stride,
-                                     .keys_stride = keys.stride_bytes,
-                                     .key_scales_stride = keys.scales_stride,
-                                     .scores_stride = QKV_KEY_BLOCK,
-                                     .rows = rows,
-                                     .kv_len = kv_len,
-                                     .head_dim = p->head_dim});
+                  &(qkv_dot_args){.queries = queries.data,
+                                  .keys = keys.data,
+                                  .key_scales = keys.scales,
+                                  .scores = logits,
+                                  .queries_stride = queries.stride,
+                                  .keys_stride = keys.stride_bytes,
+                                  .key_scales_stride = keys.scales_stride,
+                                  .scores_stride = QKV_KEY_BLOCK,
+                                  .rows = rows,
+                                  .kv_len = kv_len,
+                                  .head_dim = p->head_dim});
     for (int64_t i = 0; i < rows; i++) {
         states[i] = (qkv_row_state){.max = -FLT_MAX, .sum = 0.0f};
         rescale[i] =
@@ -547,18 +546,18 @@ static bool run_one_block(const qkv_attention_problem *p, const qkv_kernels *k,
     }
     memset(out, 0, (size_t)(rows * p->value_dim) * sizeof *out);
     qkv_weighted_sum_typed(k, p->value.dtype,
-                           &(qkv_weighted_sum_kv_args){.weights = logits,
-                                                       .values = values.data,
-                                                       .value_scales = values.scales,
-                                                       .out = out,
-                                                       .rescale = rescale,
-                                                       .weights_stride = QKV_KEY_BLOCK,
-                                                       .values_stride = values.stride_bytes,
-                                                       .value_scales_stride = values.scales_stride,
-                                                       .out_stride = p->value_dim,
-                                                       .rows = rows,
-                                                       .kv_len = kv_len,
-                                                       .value_dim = p->value_dim});
+                           &(qkv_weighted_sum_args){.weights = logits,
+                                                    .values = values.data,
+                                                    .value_scales = values.scales,
+                                                    .out = out,
+                                                    .rescale = rescale,
+                                                    .weights_stride = QKV_KEY_BLOCK,
+                                                    .values_stride = values.stride_bytes,
+                                                    .value_scales_stride = values.scales_stride,
+                                                    .out_stride = p->value_dim,
+                                                    .rows = rows,
+                                                    .kv_len = kv_len,
+                                                    .value_dim = p->value_dim});
     for (int64_t i = 0; i < rows; i++)
         store_row(p, k, *run, i, states[i], out + i * p->value_dim, scratch + layout.used);
     return true;

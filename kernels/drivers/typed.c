@@ -65,27 +65,11 @@ void qkv_narrow_typed(const qkv_kernels *k, int32_t dtype, const float *x, void 
     }
 }
 
-static void dot_f32(const qkv_kernels *k, const qkv_dot_kv_args *a)
-{
-    k->dot_f32(&(qkv_dot_args){.queries = a->queries,
-                               .keys = a->keys,
-                               .keys_at = (const float *const *)a->keys_at,
-                               .scores = a->scores,
-                               .queries_stride = a->queries_stride,
-                               .keys_stride = a->keys_stride / (int64_t)sizeof(float),
-                               .scores_stride = a->scores_stride,
-                               .rows = a->rows,
-                               .kv_len = a->kv_len,
-                               .head_dim = a->head_dim,
-                               .accumulate = a->accumulate,
-                               .scattered = a->scattered});
-}
-
-void qkv_dot_typed(const qkv_kernels *k, int32_t dtype, const qkv_dot_kv_args *args)
+void qkv_dot_typed(const qkv_kernels *k, int32_t dtype, const qkv_dot_args *args)
 {
     switch (dtype) {
     case QKV_F32:
-        dot_f32(k, args);
+        k->dot_f32(args);
         break;
     case QKV_F16:
         k->dot_f16(args);
@@ -111,30 +95,11 @@ void qkv_dot_typed(const qkv_kernels *k, int32_t dtype, const qkv_dot_kv_args *a
     }
 }
 
-static void weighted_sum_f32(const qkv_kernels *k, const qkv_weighted_sum_kv_args *a)
-{
-    k->weighted_sum_f32(
-        &(qkv_weighted_sum_args){.weights = a->weights,
-                                 .values = a->values,
-                                 .values_at = (const float *const *)a->values_at,
-                                 .ahead = a->ahead,
-                                 .out = a->out,
-                                 .rescale = a->rescale,
-                                 .weights_stride = a->weights_stride,
-                                 .values_stride = a->values_stride / (int64_t)sizeof(float),
-                                 .out_stride = a->out_stride,
-                                 .rows = a->rows,
-                                 .kv_len = a->kv_len,
-                                 .value_dim = a->value_dim,
-                                 .skip_zero = a->skip_zero});
-}
-
-void qkv_weighted_sum_typed(const qkv_kernels *k, int32_t dtype,
-                            const qkv_weighted_sum_kv_args *args)
+void qkv_weighted_sum_typed(const qkv_kernels *k, int32_t dtype, const qkv_weighted_sum_args *args)
 {
     switch (dtype) {
     case QKV_F32:
-        weighted_sum_f32(k, args);
+        k->weighted_sum_f32(args);
         break;
     case QKV_F16:
         k->weighted_sum_f16(args);

@@ -16,8 +16,8 @@ void qkv_narrow_typed(const qkv_kernels *kernels, int32_t dtype, const float *wi
                       float *scale, int64_t n);
 
 /* Strides of keys and values are in bytes, for f32 too. */
-void qkv_dot_typed(const qkv_kernels *kernels, int32_t dtype, const qkv_dot_kv_args *args);
+void qkv_dot_typed(const qkv_kernels *kernels, int32_t dtype, const qkv_dot_args *args);
 void qkv_weighted_sum_typed(const qkv_kernels *kernels, int32_t dtype,
-                            const qkv_weighted_sum_kv_args *args);
+                            const qkv_weighted_sum_args *args);
 
 #endif

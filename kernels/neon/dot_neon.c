@@ -33,6 +33,11 @@
 
 enum { ACCS = 16 };
 
+QKV_INLINE const float *key_of(const qkv_dot_args *a, int64_t j)
+{
+    return a->keys_at ? a->keys_at[j] : (const void *)((const char *)a->keys + j * a->keys_stride);
+}
+
 QKV_INLINE void dot_block(const qkv_dot_args *a, int64_t first_row, int64_t first_key, int rows,
                           int keys)
 {
@@ -43,8 +48,7 @@ QKV_INLINE void dot_block(const qkv_dot_args *a, int64_t first_row, int64_t firs
         query[i] = a->queries + (first_row + i) * a->queries_stride;
     QKV_UNROLL
     for (int j = 0; j < keys; j++)
-        key[j] =
-            a->keys_at ? a->keys_at[first_key + j] : a->keys + (first_key + j) * a->keys_stride;
+        key[j] = key_of(a, first_key + j);
     QKV_UNROLL
     for (int i = 0; i < rows * keys; i++)
         acc[i] = vdupq_n_f32(0.0f);

@@ -3,7 +3,7 @@
 #include "kv_staged_neon.h"
 
 #define DOT(type, widen)                                                                           \
-    void qkv_dot_##type##_neon(const qkv_dot_kv_args *a)                                           \
+    void qkv_dot_##type##_neon(const qkv_dot_args *a)                                              \
     {                                                                                              \
         kv_staged_dot(a, widen);                                                                   \
     }

@@ -41,7 +41,7 @@ static inline int64_t kv_up_to_16(int64_t n)
     return (n + 15) / 16 * 16;
 }
 
-static inline void kv_staged_dot(const qkv_dot_kv_args *a, kv_widen_row *widen)
+static inline void kv_staged_dot(const qkv_dot_args *a, kv_widen_row *widen)
 {
     _Alignas(64) float stage[KV_STAGE];
     const int64_t stride = kv_up_to_16(a->head_dim);
@@ -57,7 +57,7 @@ static inline void kv_staged_dot(const qkv_dot_kv_args *a, kv_widen_row *widen)
                                          .keys = stage,
                                          .scores = a->scores + key,
                                          .queries_stride = a->queries_stride,
-                                         .keys_stride = stride,
+                                         .keys_stride = stride * (int64_t)sizeof *stage,
                                          .scores_stride = a->scores_stride,
                                          .rows = a->rows,
                                          .kv_len = n,
@@ -68,7 +68,7 @@ static inline void kv_staged_dot(const qkv_dot_kv_args *a, kv_widen_row *widen)
 
 /* 'columns' columns of all keys, from byte 'begin' of each on; the block's sum is made apart and
  * added last. */
-static inline void kv_staged_panel(const qkv_weighted_sum_kv_args *a, int64_t begin, float *out,
+static inline void kv_staged_panel(const qkv_weighted_sum_args *a, int64_t begin, float *out,
                                    int64_t columns, kv_widen_row *widen)
 {
     _Alignas(64) float stage[KV_STAGE], sums[KV_STAGED_ROWS * KV_PANEL];
@@ -83,17 +83,18 @@ static inline void kv_staged_panel(const qkv_weighted_sum_kv_args *a, int64_t be
                       begin,
                   a->value_scales ? a->value_scales + (key + k) * a->value_scales_stride : NULL,
                   stage + k * stride, columns);
-        qkv_weighted_sum_f32_neon(&(qkv_weighted_sum_args){.weights = a->weights + key,
-                                                           .values = stage,
-                                                           .out = sums,
-                                                           .rescale = key ? keep : NULL,
-                                                           .weights_stride = a->weights_stride,
-                                                           .values_stride = stride,
-                                                           .out_stride = KV_PANEL,
-                                                           .rows = a->rows,
-                                                           .kv_len = n,
-                                                           .value_dim = columns,
-                                                           .skip_zero = a->skip_zero});
+        qkv_weighted_sum_f32_neon(
+            &(qkv_weighted_sum_args){.weights = a->weights + key,
+                                     .values = stage,
+                                     .out = sums,
+                                     .rescale = key ? keep : NULL,
+                                     .weights_stride = a->weights_stride,
+                                     .values_stride = stride * (int64_t)sizeof *stage,
+                                     .out_stride = KV_PANEL,
+                                     .rows = a->rows,
+                                     .kv_len = n,
+                                     .value_dim = columns,
+                                     .skip_zero = a->skip_zero});
         if (n == 0)
             break;
     }
@@ -106,7 +107,7 @@ static inline void kv_staged_panel(const qkv_weighted_sum_kv_args *a, int64_t be
 }
 
 /* 'panel_bytes': those of KV_PANEL elements. */
-static inline void kv_staged_sum(const qkv_weighted_sum_kv_args *a, int64_t panel_bytes,
+static inline void kv_staged_sum(const qkv_weighted_sum_args *a, int64_t panel_bytes,
                                  kv_widen_row *widen)
 {
     int64_t begin = 0;

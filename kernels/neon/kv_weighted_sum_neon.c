@@ -5,7 +5,7 @@
 enum { BLOCKS = KV_PANEL / QKV_KV_BLOCK };
 
 #define WEIGHTED_SUM(type, panel_bytes, widen)                                                     \
-    void qkv_weighted_sum_##type##_neon(const qkv_weighted_sum_kv_args *a)                         \
+    void qkv_weighted_sum_##type##_neon(const qkv_weighted_sum_args *a)                            \
     {                                                                                              \
         kv_staged_sum(a, (panel_bytes), widen);                                                    \
     }

@@ -38,7 +38,8 @@ enum { ROWS = 4, ACCS = 24 };
 
 QKV_INLINE const float *value_of(const qkv_weighted_sum_args *a, int64_t j)
 {
-    return a->values_at ? a->values_at[j] : a->values + j * a->values_stride;
+    return a->values_at ? a->values_at[j]
+                        : (const void *)((const char *)a->values + j * a->values_stride);
 }
 
 /* out = out * rescale + sum, or sum alone, for n columns from d on. */

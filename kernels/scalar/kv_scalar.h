@@ -58,6 +58,14 @@ static inline float kv_ieee(uint32_t x, int exponent_bits, int fraction_bits)
 /* What the f32 of one element of a row is; 'scale' is the row's, of i8 only. */
 typedef float kv_element_fn(const void *row, int64_t i, float scale);
 
+static inline float kv_f32(const void *row, int64_t i, float scale)
+{
+    float x;
+    (void)scale;
+    memcpy(&x, (const char *)row + 4 * i, sizeof x);
+    return x;
+}
+
 static inline float kv_f16(const void *row, int64_t i, float scale)
 {
     (void)scale;
@@ -110,7 +118,7 @@ static inline float kv_i8(const void *row, int64_t i, float scale)
     return scale * (float)((const int8_t *)row)[i];
 }
 
-/* The formats, for definitions that are the same for each. */
+/* The formats but f32, for definitions that are the same for each. */
 #define KV_FORMATS(define)                                                                         \
     define(f16) define(bf16) define(q8_0) define(i8) define(f8_e4m3) define(f8_e5m2) define(q4_0)
 
