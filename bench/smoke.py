@@ -12,7 +12,7 @@ KEYS = (
     "version cpu"
 ).split()
 
-
+X86 = "avx2", "avx512"
 # Outputs are of the order of 1: half a step of the narrow types, and room.
 LARGEST_ERROR = {"f32": 1e-3, "f16": 2e-3, "bf16": 2e-2}
 CACHES = "q8_0", "i8", "f8_e4m3", "f8_e5m2", "q4_0"
@@ -104,6 +104,7 @@ for single, double in zip(one, two, strict=True):
     assert double["speedup"] > 0 and double["bar"] == 0.95, double
     assert double["max_error"] == single["max_error"], (single, double)  # the same bits
     by_fma = single["shape"] == "Dmha512 f16"
-    assert (single.get("bar") is not None) == by_fma, single
+    # Bars are for the instruction sets of x86-64: nothing of Arm was measured.
+    assert (single.get("bar") is not None) == (by_fma and single["isa"] in X86), single
     assert single["limit"] == "fma" or not by_fma, single
 check_refusals()
