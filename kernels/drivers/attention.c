@@ -229,12 +229,11 @@ qkv_sharing qkv_sharing_from(const qkv_attention_problem *p, const qkv_attention
 }
 
 /* The most rows that may go at once on a short sequence: none where something is
- * done to logits, keys are converted, or no bit may depend on q_len. */
+ * done to logits or no bit may depend on q_len. */
 static int64_t short_rows(const qkv_attention_problem *p, const qkv_attention_plan *plan)
 {
     const bool plain = !plan->general && !p->invariant && !p->adjusted && !p->windowed &&
-                       !p->sinks && p->key.dtype == QKV_F32 && p->value.dtype == QKV_F32 &&
-                       p->head_dim <= QKV_DOT_BLOCK;
+                       !p->sinks && p->head_dim <= QKV_DOT_BLOCK;
     return plain ? plan->kernels->short_rows : 0;
 }
 
@@ -258,8 +257,11 @@ qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *p, const qkv_
         plan.general = plan.task_tiles == 1 && floats > most_floats;
     }
     const int64_t rows_floats = qkv_rows_scratch(p, plan.general);
+    const int64_t short_floats = plan.general ? 0 : qkv_short_scratch(p, k->short_rows);
     if (plan.general || floats < rows_floats)
         floats = rows_floats;
+    if (floats < short_floats)
+        floats = short_floats;
     plan.worker_bytes = (size_t)floats * sizeof(float);
     plan.short_rows = short_rows(p, &plan);
     return plan;

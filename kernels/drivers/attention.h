@@ -99,9 +99,12 @@ typedef struct qkv_attention_plan {
 
 qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *problem,
                                       const qkv_kernels *kernels);
+
+/* How a sequence is cut: by its lengths, the head sizes and the types alone. */
 qkv_cut qkv_cut_sequence(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                          const qkv_sequence *sequence);
 
+/* The sequences from 'first' on that may go together, as many as there are. */
 qkv_sharing qkv_sharing_from(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                              int64_t first);
 
@@ -140,6 +143,7 @@ void qkv_run_tiles(const qkv_attention_problem *problem, const qkv_attention_pla
 void qkv_run_rows(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                   qkv_row_run run, const qkv_cut *cut, float *scratch);
 
+/* All rows of a key/value head, no more than plan->short_rows, on at most QKV_SHORT_KEYS keys. */
 void qkv_run_short(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                    const qkv_row_run *run, float *scratch);
 
@@ -171,6 +175,7 @@ int64_t qkv_tile_rows_scratch(const qkv_attention_problem *problem, const qkv_ke
                               int64_t run_rows);
 int64_t qkv_tile_block_scratch(const qkv_attention_problem *problem, const qkv_kernels *kernels);
 int64_t qkv_rows_scratch(const qkv_attention_problem *problem, bool general);
+int64_t qkv_short_scratch(const qkv_attention_problem *problem, int64_t rows);
 
 /* Keys or values of a sequence that lie one after the other: 'count' of them,
  * from the one asked for on. */
@@ -180,10 +185,10 @@ typedef struct qkv_kv_piece {
     int64_t stride_bytes, scales_stride;
     int64_t count;
 } qkv_kv_piece;
-qkv_kv_piece qkv_key_piece(const qkv_attention_problem *problem, const qkv_sequence *sequence,
-                           int64_t kv_head, int64_t first, int64_t most);
-qkv_kv_piece qkv_value_piece(const qkv_attention_problem *problem, const qkv_sequence *sequence,
-                             int64_t kv_head, int64_t first, int64_t most);
+typedef qkv_kv_piece qkv_piece_fn(const qkv_attention_problem *problem,
+                                  const qkv_sequence *sequence, int64_t kv_head, int64_t first,
+                                  int64_t most);
+qkv_piece_fn qkv_key_piece, qkv_value_piece;
 
 /*
  * 'count' consecutive rows of 'view', the problem's key or value, as f32: where they lie, or

@@ -166,12 +166,9 @@ static int64_t quarter_of(int64_t keys, bool mixed)
     return mixed && keys >= STREAMS * STREAM_KEYS ? keys / STREAMS : 0;
 }
 
-typedef qkv_kv_piece piece_at(const qkv_attention_problem *p, const qkv_sequence *sequence,
-                              int64_t kv_head, int64_t first, int64_t most);
-
 /* Lists n keys, one of each of 'streams' parts in turn, which are the keys from
  * 'first' on, from 'first' + n / streams on, and so on. */
-static void list_streams(const qkv_attention_problem *p, const row_pass *pass, piece_at *pieces,
+static void list_streams(const qkv_attention_problem *p, const row_pass *pass, qkv_piece_fn *pieces,
                          int64_t first, int64_t n, const int streams, row_list *list, int64_t to)
 {
     const int64_t part = n / streams;
@@ -200,7 +197,7 @@ static void list_streams(const qkv_attention_problem *p, const row_pass *pass, p
     }
 }
 
-static void list_block(const qkv_attention_problem *p, const row_pass *pass, piece_at *pieces,
+static void list_block(const qkv_attention_problem *p, const row_pass *pass, qkv_piece_fn *pieces,
                        qkv_range keys, bool mixed, row_list *list)
 {
     const int64_t n = keys.end - keys.begin, streamed = STREAMS * quarter_of(n, mixed);
@@ -310,7 +307,7 @@ static bool block_biases(const qkv_attention_problem *p, const qkv_kernels *k, c
     const int64_t kv_len = block.keys.end - block.keys.begin;
     for (int64_t i = 0; i < block.rows; i++, bias += QKV_KEY_BLOCK) {
         const int64_t row = block.row + i;
-        const qkv_row_place place = qkv_place_of(p, pass->run, row);
+        const qkv_row_place place = place_in(p, pass, row);
         /* Heads at one position see the same range, and often one mask. */
         if (i > 0 && place.query == qkv_place_of(p, pass->run, row - 1).query &&
             qkv_same_bias(p, qkv_place_of(p, pass->run, row - 1), place))
@@ -492,82 +489,9 @@ static int64_t pass_length(const qkv_attention_problem *p, const qkv_attention_p
     return run.count - row < most ? run.count - row : most;
 }
 
-/*
- * What most short calls are: few rows that see all keys, which make one block in
- * their order, and nothing is done to the logits. All that is left of the loops
- * above is one call of each kernel, with the same rows in the same order.
- */
-static bool sees_one_block(const qkv_attention_problem *p, const qkv_row_run *run)
-{
-    const int64_t kv_len = run->sequence->kv_len;
-    if (run->count > QKV_ROWS_MAX || kv_len == 0 || kv_len > block_keys(p) ||
-        quarter_of(kv_len, true) > 0 || p->head_dim > QKV_DOT_BLOCK || p->adjusted || p->windowed ||
-        p->sinks)
-        return false;
-    /* Of all rows the first sees least. */
-    return !p->causal ||
-           qkv_visible_keys(p, run->sequence, qkv_place_of(p, *run, 0).query).end >= kv_len;
-}
-
-/* False, and nothing is done, if the keys or values lie in several pieces. */
-static bool run_one_block(const qkv_attention_problem *p, const qkv_kernels *k,
-                          const qkv_row_run *run, float *scratch)
-{
-    const int64_t kv_len = run->sequence->kv_len, rows = run->count;
-    const qkv_kv_piece keys = qkv_key_piece(p, run->sequence, run->kv_head, 0, kv_len);
-    const qkv_kv_piece values = qkv_value_piece(p, run->sequence, run->kv_head, 0, kv_len);
-    if (keys.count < kv_len)
-        return false;
-
-    qkv_layout layout = {.base = scratch};
-    float *logits = qkv_next_part(&layout, QKV_ROWS_MAX * QKV_KEY_BLOCK);
-    float *out = qkv_next_part(&layout, rows * p->value_dim);
-    float *query = qkv_next_part(&layout, rows * p->head_dim);
-    qkv_row_state states[QKV_ROWS_MAX];
-    float rescale[QKV_ROWS_MAX];
-
-    const qkv_f32_rows queries = find_queries(p, k, run, query);
-    qkv_dot_typed(k, p->key.dtype,
-                  &(qkv_dot_args){.queries = queries.data,
-                                  .keys = keys.data,
-                                  .key_scales = keys.scales,
-                                  .scores = logits,
-                                  .queries_stride = queries.stride,
-                                  .keys_stride = keys.stride_bytes,
-                                  .key_scales_stride = keys.scales_stride,
-                                  .scores_stride = QKV_KEY_BLOCK,
-                                  .rows = rows,
-                                  .kv_len = kv_len,
-                                  .head_dim = p->head_dim});
-    for (int64_t i = 0; i < rows; i++) {
-        states[i] = (qkv_row_state){.max = -FLT_MAX, .sum = 0.0f};
-        rescale[i] =
-            k->softmax_step_f32(logits + i * QKV_KEY_BLOCK, kv_len, p->scale_log2, &states[i]);
-    }
-    memset(out, 0, (size_t)(rows * p->value_dim) * sizeof *out);
-    qkv_weighted_sum_typed(k, p->value.dtype,
-                           &(qkv_weighted_sum_args){.weights = logits,
-                                                    .values = values.data,
-                                                    .value_scales = values.scales,
-                                                    .out = out,
-                                                    .rescale = rescale,
-                                                    .weights_stride = QKV_KEY_BLOCK,
-                                                    .values_stride = values.stride_bytes,
-                                                    .value_scales_stride = values.scales_stride,
-                                                    .out_stride = p->value_dim,
-                                                    .rows = rows,
-                                                    .kv_len = kv_len,
-                                                    .value_dim = p->value_dim});
-    for (int64_t i = 0; i < rows; i++)
-        store_row(p, k, *run, i, states[i], out + i * p->value_dim, scratch + layout.used);
-    return true;
-}
-
 void qkv_run_rows(const qkv_attention_problem *p, const qkv_attention_plan *plan, qkv_row_run run,
                   const qkv_cut *cut, float *scratch)
 {
-    if (sees_one_block(p, &run) && run_one_block(p, plan->kernels, &run, scratch))
-        return;
     row_scratch s;
     lay_out(&s, scratch, p, plan->general);
     for (int64_t row = 0; row < run.count;) {

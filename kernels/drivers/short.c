@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The shortest way: few query rows and few keys, f32, with nothing done to the
- * logits. One kernel does all; here are only the addresses of its rows. Keys and
- * values may lie in pages of any size, which changes no bit.
+ * The shortest way: few query rows and few keys, with nothing done to the logits. One
+ * kernel does all, of f32; here are only the addresses of its rows, after those of
+ * other types are converted. Keys and values may lie in pages of any size, which
+ * changes no bit.
  */
 #include "anew.h"
 #include "typed.h"
@@ -16,20 +17,23 @@ typedef struct short_rows {
     qkv_row_state states[QKV_PASS_ROWS];
 } short_rows;
 
-static void find_keys(const qkv_attention_problem *p, const qkv_row_run *run, short_rows *rows)
+/* Where the keys or the values are: f32 where they lie, others as f32 in scratch memory. */
+static void find_keys(const qkv_attention_problem *p, const qkv_kernels *k, const qkv_row_run *run,
+                      const qkv_view *view, qkv_piece_fn *pieces, const float **at, qkv_layout *scratch)
 {
     const qkv_sequence *s = run->sequence;
-    qkv_kv_piece keys;
-    for (int64_t j = 0; j < s->kv_len; j += keys.count) {
-        keys = qkv_key_piece(p, s, run->kv_head, j, s->kv_len - j);
-        const qkv_kv_piece values = qkv_value_piece(p, s, run->kv_head, j, s->kv_len - j);
-        const char *key = keys.data, *value = values.data;
-        for (int64_t i = j; i < j + keys.count; i++) {
-            rows->keys[i] = (const float *)(const void *)key;
-            rows->values[i] = (const float *)(const void *)value;
-            key += keys.stride_bytes;
-            value += values.stride_bytes;
-        }
+    if (view->dtype != QKV_F32) {
+        float *wide = qkv_next_part(scratch, QKV_SHORT_KEYS * view->dim);
+        qkv_fetch_rows(p, k, view, s, run->kv_head, 0, s->kv_len, wide);
+        for (int64_t j = 0; j < s->kv_len; j++)
+            at[j] = wide + j * view->dim;
+        return;
+    }
+    for (int64_t j = 0; j < s->kv_len;) {
+        const qkv_kv_piece piece = pieces(p, s, run->kv_head, j, s->kv_len - j);
+        const char *row = piece.data;
+        for (const int64_t end = j + piece.count; j < end; j++, row += piece.stride_bytes)
+            at[j] = (const float *)(const void *)row;
     }
 }
 
@@ -87,11 +91,13 @@ static bool has_extreme_row(const qkv_attention_problem *p, const qkv_row_run *r
 void qkv_run_short(const qkv_attention_problem *p, const qkv_attention_plan *plan,
                    const qkv_row_run *run, float *scratch)
 {
+    const qkv_kernels *k = plan->kernels;
     short_rows rows;
     qkv_layout layout = {.base = scratch};
-    find_keys(p, run, &rows);
-    find_rows(p, plan->kernels, run, &rows, &layout);
-    plan->kernels->short_f32(&(qkv_short_args){.queries = rows.queries,
+    find_keys(p, k, run, &p->key, qkv_key_piece, rows.keys, &layout);
+    find_keys(p, k, run, &p->value, qkv_value_piece, rows.values, &layout);
+    find_rows(p, k, run, &rows, &layout);
+    k->short_f32(&(qkv_short_args){.queries = rows.queries,
                                                .keys = rows.keys,
                                                .values = rows.values,
                                                .out = rows.out,
@@ -105,5 +111,17 @@ void qkv_run_short(const qkv_attention_problem *p, const qkv_attention_plan *pla
     if (!is_out_staged(p) && !p->lse.data && !p->row_max.data && !has_extreme_row(p, run, &rows))
         return;
     for (int64_t i = 0; i < run->count; i++)
-        end_row(p, plan->kernels, run, i, &rows, scratch + layout.used);
+        end_row(p, k, run, i, &rows, scratch + layout.used);
+}
+
+int64_t qkv_short_scratch(const qkv_attention_problem *p, int64_t rows)
+{
+    qkv_layout layout = {.base = NULL};
+    qkv_next_part(&layout, QKV_SHORT_KEYS * p->head_dim);
+    qkv_next_part(&layout, QKV_SHORT_KEYS * p->value_dim);
+    for (int64_t i = 0; i < rows; i++) {
+        qkv_next_part(&layout, p->head_dim);
+        qkv_next_part(&layout, p->value_dim);
+    }
+    return layout.used + qkv_anew_scratch(p);
 }
