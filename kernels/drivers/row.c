@@ -13,9 +13,10 @@
  *         join the part to those before it
  *
  * Keys and values are read where they lie, in whatever type and whatever
- * pages: the kernels get a list of addresses. Where the order of the keys is
- * free, the list takes one from each quarter of the block in turn: a core
- * reads four streams half as fast again as one.
+ * pages: the kernels get a list of addresses. It takes one from each quarter
+ * of the block in turn, as a core reads four streams half as fast again as
+ * one. Where a logit goes by its key's place, those of a block are put in order
+ * after the dot products and back before the sum.
  */
 #include "anew.h"
 #include "attention.h"
@@ -47,6 +48,7 @@ static int64_t block_keys(const qkv_attention_problem *p)
 typedef struct row_scratch {
     float *logits; /* [QKV_ROWS_MAX][QKV_KEY_BLOCK] */
     float *bias;   /* likewise: -inf where a row does not see a key */
+    float *listed; /* likewise: the logits in the order of the list, where that matters */
     float *out;    /* [pass][value_dim]: of all parts up to here */
     float *part;   /* [pass][value_dim]: of one part */
     float *query;  /* [pass][head_dim], where the queries are not used in place */
@@ -62,6 +64,7 @@ static int64_t lay_out(row_scratch *s, float *base, const qkv_attention_problem 
     qkv_layout layout = {.base = base};
     s->logits = qkv_next_part(&layout, QKV_ROWS_MAX * QKV_KEY_BLOCK);
     s->bias = qkv_next_part(&layout, QKV_ROWS_MAX * QKV_KEY_BLOCK);
+    s->listed = qkv_next_part(&layout, QKV_ROWS_MAX * QKV_KEY_BLOCK);
     s->out = qkv_next_part(&layout, pass * p->value_dim);
     s->part = qkv_next_part(&layout, general ? 0 : pass * p->value_dim);
     s->query = qkv_next_part(&layout, pass * p->head_dim);
@@ -104,7 +107,6 @@ typedef struct row_block {
     int64_t row, rows; /* of the pass */
     const row_ranges *ranges;
     qkv_range keys, next; /* 'next': of the block that comes after it */
-    bool mixed;           /* the order of the keys is free */
 } row_block;
 
 static void add_range(row_ranges *ranges, int64_t row, qkv_range range)
@@ -159,11 +161,29 @@ typedef struct row_list {
     float own_scales[QKV_KEY_BLOCK];
 } row_list;
 
-/* The order in which the kernels take a block of 'keys' keys: as they lie, or
- * with 'quarter' above 0 one of each quarter in turn, then the rest. */
-static int64_t quarter_of(int64_t keys, bool mixed)
+/* The order in which the kernels take a block of 'keys' keys: one of each quarter in
+ * turn, then the rest; with quarters of 0 as they lie. */
+static int64_t quarter_of(int64_t keys)
 {
-    return mixed && keys >= STREAMS * STREAM_KEYS ? keys / STREAMS : 0;
+    return keys >= STREAMS * STREAM_KEYS ? keys / STREAMS : 0;
+}
+
+static void put_in_order(const float *listed, int64_t n, float *ordered)
+{
+    const int64_t quarter = quarter_of(n), streamed = STREAMS * quarter;
+    for (int64_t j = 0; j < quarter; j++)
+        for (int i = 0; i < STREAMS; i++)
+            ordered[i * quarter + j] = listed[j * STREAMS + i];
+    memcpy(ordered + streamed, listed + streamed, (size_t)(n - streamed) * sizeof *ordered);
+}
+
+static void put_in_turn(const float *ordered, int64_t n, float *listed)
+{
+    const int64_t quarter = quarter_of(n), streamed = STREAMS * quarter;
+    for (int64_t j = 0; j < quarter; j++)
+        for (int i = 0; i < STREAMS; i++)
+            listed[j * STREAMS + i] = ordered[i * quarter + j];
+    memcpy(listed + streamed, ordered + streamed, (size_t)(n - streamed) * sizeof *listed);
 }
 
 /* Lists n keys, one of each of 'streams' parts in turn, which are the keys from
@@ -198,9 +218,9 @@ static void list_streams(const qkv_attention_problem *p, const row_pass *pass, q
 }
 
 static void list_block(const qkv_attention_problem *p, const row_pass *pass, qkv_piece_fn *pieces,
-                       qkv_range keys, bool mixed, row_list *list)
+                       qkv_range keys, row_list *list)
 {
-    const int64_t n = keys.end - keys.begin, streamed = STREAMS * quarter_of(n, mixed);
+    const int64_t n = keys.end - keys.begin, streamed = STREAMS * quarter_of(n);
     list->scales = NULL;
     list_streams(p, pass, pieces, keys.begin, streamed, STREAMS, list, 0);
     list_streams(p, pass, pieces, keys.begin + streamed, n - streamed, 1, list, streamed);
@@ -208,9 +228,9 @@ static void list_block(const qkv_attention_problem *p, const row_pass *pass, qkv
 
 /* The first values of the block after one of n, to be prefetched; returns how many. */
 static int64_t list_ahead(const qkv_attention_problem *p, const row_pass *pass, qkv_range next,
-                          bool mixed, int64_t n, row_list *list)
+                          int64_t n, row_list *list)
 {
-    const int64_t keys = next.end - next.begin, quarter = quarter_of(keys, mixed);
+    const int64_t keys = next.end - next.begin, quarter = quarter_of(keys);
     const int64_t count = keys < AHEAD ? keys : AHEAD;
     for (int64_t i = 0; i < count; i++) {
         const int64_t j = i < STREAMS * quarter ? i % STREAMS * quarter + i / STREAMS : i;
@@ -225,7 +245,7 @@ static void block_logits(const qkv_attention_problem *p, const qkv_kernels *k, c
 {
     row_list list;
     const int64_t kv_len = block.keys.end - block.keys.begin;
-    list_block(p, pass, qkv_key_piece, block.keys, block.mixed, &list);
+    list_block(p, pass, qkv_key_piece, block.keys, &list);
     for (int64_t d = 0; d < p->head_dim; d += QKV_DOT_BLOCK) {
         const int64_t rest = p->head_dim - d;
         for (int64_t j = 0; j < kv_len && d > 0; j++)
@@ -247,15 +267,15 @@ static void block_logits(const qkv_attention_problem *p, const qkv_kernels *k, c
 }
 
 static void block_values(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
-                         row_block block, const float *rescale, bool skip_zero, float *out,
-                         const row_scratch *s)
+                         row_block block, const float *weights, const float *rescale,
+                         bool skip_zero, float *out)
 {
     row_list list;
     const int64_t kv_len = block.keys.end - block.keys.begin;
-    list_block(p, pass, qkv_value_piece, block.keys, block.mixed, &list);
-    const int64_t ahead = list_ahead(p, pass, block.next, block.mixed, kv_len, &list);
+    list_block(p, pass, qkv_value_piece, block.keys, &list);
+    const int64_t ahead = list_ahead(p, pass, block.next, kv_len, &list);
     qkv_weighted_sum_typed(k, p->value.dtype,
-                           &(qkv_weighted_sum_args){.weights = s->logits,
+                           &(qkv_weighted_sum_args){.weights = weights,
                                                     .values_at = list.at,
                                                     .value_scales = list.scales,
                                                     .out = out + block.row * p->value_dim,
@@ -376,19 +396,28 @@ static void odd_values(const qkv_attention_problem *p, const qkv_kernels *k, con
 static void run_block(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
                       row_block block, qkv_row_state *states, float *out, const row_scratch *s)
 {
-    const bool partial = is_partial(block), careful = partial || qkv_has_bias(p);
-    block.mixed = !careful && !p->slopes; /* slopes go by a key's place */
+    const int64_t kv_len = block.keys.end - block.keys.begin;
+    const bool careful = is_partial(block) || qkv_has_bias(p);
     if (careful && !block_biases(p, k, pass, block, s->bias))
         return;
-    block_logits(p, k, pass, block, s->logits);
+    /* Ranges, biases and slopes go by a key's place. */
+    const bool ordered = (careful || p->slopes) && quarter_of(kv_len) > 0;
+    float *listed = ordered ? s->listed : s->logits;
+    block_logits(p, k, pass, block, listed);
 
     float rescale[QKV_ROWS_MAX];
-    for (int64_t i = 0; i < block.rows; i++)
-        rescale[i] = row_softmax(p, k, place_in(p, pass, block.row + i), block.keys,
-                                 clip(block.ranges->row[block.row + i], block.keys),
-                                 qkv_has_bias(p) ? s->bias + i * QKV_KEY_BLOCK : NULL,
-                                 s->logits + i * QKV_KEY_BLOCK, &states[block.row + i]);
-    block_values(p, k, pass, block, rescale, careful, out, s);
+    for (int64_t i = 0; i < block.rows; i++) {
+        const int64_t at = i * QKV_KEY_BLOCK, row = block.row + i;
+        if (ordered)
+            put_in_order(listed + at, kv_len, s->logits + at);
+        rescale[i] = row_softmax(p, k, place_in(p, pass, row), block.keys,
+                                 clip(block.ranges->row[row], block.keys),
+                                 qkv_has_bias(p) ? s->bias + at : NULL, s->logits + at,
+                                 &states[row]);
+        if (ordered)
+            put_in_turn(s->logits + at, kv_len, listed + at);
+    }
+    block_values(p, k, pass, block, listed, rescale, careful, out);
     if (careful)
         odd_values(p, k, pass, block, out, s);
 }
