@@ -534,8 +534,8 @@ typedef struct qkv_attention_support {
 
 /*
  * qkv_attention_supports() tells, without doing any work or reading an
- * element of a tensor, what qkv_attention() would return for 'desc' (scratch memory
- * aside) and which path it would take. 'support' may be NULL. Since 0.1.
+ * element of a tensor, what qkv_attention() would return for 'desc' (scratch
+ * memory aside) and which path it would take. 'support' may be NULL. Since 0.1.
  */
 QKV_API qkv_status qkv_attention_supports(const qkv_attention_desc *desc,
                                           qkv_attention_support *support);
@@ -600,13 +600,13 @@ QKV_API qkv_status qkv_attention(const qkv_attention_desc *desc, void *scratch,
  * between the size query and the last task.
  *
  * A descriptor with QKV_SPLIT, with arrays of starts, lengths or offsets, with
- * pages or a shared prefix needs qkv_attention_begin() first, once for every time that all
- * its tasks are run: it checks the whole descriptor and writes into 'scratch'
- * who does what; 'scratch_size' is that of all workers, none of whose parts
- * may overlap a tensor. Until the last task has ended the descriptor, its arrays and
- * that memory must not change, and the tasks must see what begin has written,
- * as they do in threads that are started or woken after it. For any other
- * descriptor begin does nothing but check.
+ * pages or a shared prefix needs qkv_attention_begin() first, once for every
+ * time that all its tasks are run: it checks the whole descriptor and writes
+ * into 'scratch' who does what; 'scratch_size' is that of all workers, none of
+ * whose parts may overlap a tensor. Until the last task has ended the
+ * descriptor, its arrays and that memory must not change, and the tasks must
+ * see what begin has written, as they do in threads that are started or woken
+ * after it. For any other descriptor begin does nothing but check.
  *
  * qkv_attention_run_task() returns like qkv_attention(); QKV_E_INDEX for a
  * task out of range or a negative worker, QKV_E_SCRATCH for a worker whose

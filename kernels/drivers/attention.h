@@ -208,6 +208,12 @@ static inline bool qkv_is_staged(const qkv_attention_problem *problem)
     return problem->narrow || problem->page_table;
 }
 
+static inline void qkv_fill(float *x, int64_t n, float value)
+{
+    for (int64_t j = 0; j < n; j++)
+        x[j] = value;
+}
+
 /* Rounds a number of floats up to the alignment of scratch memory. */
 static inline int64_t qkv_align_floats(int64_t n)
 {

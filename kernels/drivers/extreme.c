@@ -10,8 +10,9 @@
  *                lie so far below it that their weight is 0 in any case.
  *
  * So one comparison a row tells whether to make it again, in two passes over
- * the keys and in natural units (and all rows, if a softcap does not fit the
- * units either):
+ * the keys and in natural units. So do all rows if a softcap does not fit the
+ * units either, and with factors those whose sum is a NaN: the product of an
+ * infinite factor and 0.
  *
  *     m = max t_j      l = sum of e^(t_j - m)      out = sum of e^(t_j - m) v_j
  */
@@ -59,7 +60,7 @@ static void add_values(const qkv_anew *a, int64_t first, int64_t n)
 }
 
 /* Is any of the keys seen, for all that masks say? */
-static bool any_seen(const qkv_anew *a, int64_t n)
+static bool any_shown(const qkv_anew *a, int64_t n)
 {
     for (int64_t i = 0; i < n && qkv_has_bias(a->problem); i++)
         if (a->bias[i] != -INFINITY)
@@ -81,7 +82,7 @@ static double sum_of_range(const qkv_anew *a, qkv_range range, float max)
         a->kernels->exp_f32(a->logits, a->logits, n);
         for (int64_t i = 0; i < n; i++)
             sum += (double)a->logits[i];
-        if (any_seen(a, n))
+        if (any_shown(a, n))
             add_values(a, j, n);
 
         /* A block is summed on its own, so that rounding grows with it only. */

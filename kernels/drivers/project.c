@@ -40,7 +40,7 @@ enum {
     SUMS = 2 * PACKED_RUN + DEPTH_RUN * ROW_RUN + WIDE_RUN
 };
 
-_Static_assert(PACKED_RUN >= (QKV_FEW_ROWS) * (FEW_COLUMNS), "few rows' sums fit where panels are");
+_Static_assert(PACKED_RUN >= QKV_FEW_ROWS * FEW_COLUMNS, "few rows' sums fit where panels are");
 
 int64_t qkv_projection_scratch(int32_t out_dtype)
 {
@@ -102,19 +102,13 @@ static const float *wide_weights(const qkv_projection *p, const qkv_kernels *k, 
 }
 
 /* Rows of weights are far apart: no hardware sees the next one coming. */
-#if defined(__GNUC__)
-#define PREFETCH(p) __builtin_prefetch(p)
-#else
-#define PREFETCH(p) ((void)(p))
-#endif
-
 static void prefetch_weights(const qkv_projection *p, int64_t row, weight_run run)
 {
     enum { CACHE_LINE = 64 };
     const char *w = weight_at(p, row, run.column);
     const int64_t bytes = qkv_bytes(p->weight_dtype, run.columns);
     for (int64_t at = 0; at < bytes; at += CACHE_LINE)
-        PREFETCH(w + at);
+        QKV_PREFETCH(w + at);
 }
 
 /* Weights stored [in][out]: along each row once, a part to each panel. */

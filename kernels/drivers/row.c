@@ -297,12 +297,6 @@ static qkv_range clip(qkv_range range, qkv_range block)
     return both.begin < both.end ? both : (qkv_range){block.begin, block.begin};
 }
 
-static void fill(float *x, int64_t n, float value)
-{
-    for (int64_t j = 0; j < n; j++)
-        x[j] = value;
-}
-
 /* A row's biases for the keys of a block, of which it sees 'sees' by position;
  * false if it sees none of them. */
 static bool row_bias(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_place place,
@@ -310,11 +304,11 @@ static bool row_bias(const qkv_attention_problem *p, const qkv_kernels *k, qkv_r
 {
     float *seen = bias + (sees.begin - block.begin);
     const int64_t n = sees.end - sees.begin;
-    fill(bias, sees.begin - block.begin, -INFINITY);
-    fill(seen + n, block.end - sees.end, -INFINITY);
+    qkv_fill(bias, sees.begin - block.begin, -INFINITY);
+    qkv_fill(seen + n, block.end - sees.end, -INFINITY);
     if (qkv_has_bias(p) && n > 0)
         return qkv_bias_row(p, k, place, sees.begin, n, seen);
-    fill(seen, n, 0.0f);
+    qkv_fill(seen, n, 0.0f);
     return n > 0;
 }
 
@@ -355,8 +349,8 @@ static float row_softmax(const qkv_attention_problem *p, const qkv_kernels *k, q
                          qkv_row_state *state)
 {
     const int64_t first = sees.begin - block.begin, n = sees.end - sees.begin;
-    fill(logits, first, 0.0f);
-    fill(logits + first + n, block.end - sees.end, 0.0f);
+    qkv_fill(logits, first, 0.0f);
+    qkv_fill(logits + first + n, block.end - sees.end, 0.0f);
     if (n == 0)
         return 1.0f;
     if (p->adjusted)

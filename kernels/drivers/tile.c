@@ -122,12 +122,6 @@ static bool tile_reaches(const qkv_attention_problem *p, qkv_row_run run, tile_p
  * and are too short for the hardware to notice a stream: they are asked for one
  * tile ahead.
  */
-#if defined(__GNUC__)
-#define PREFETCH(p) __builtin_prefetch(p)
-#else
-#define PREFETCH(p) ((void)(p))
-#endif
-
 static void prefetch_rows(const qkv_attention_problem *p, const qkv_view *view, qkv_row_run run,
                           int64_t first, int64_t count)
 {
@@ -141,7 +135,7 @@ static void prefetch_rows(const qkv_attention_problem *p, const qkv_view *view, 
     const int64_t bytes = view->dim * qkv_element_size(view->dtype);
     for (int64_t i = 0; i < count; i++)
         for (int64_t at = 0; at < bytes; at += CACHE_LINE)
-            PREFETCH((const char *)rows[i] + at);
+            QKV_PREFETCH((const char *)rows[i] + at);
 }
 
 static void load_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,

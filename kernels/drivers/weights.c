@@ -23,12 +23,6 @@ static void normalise(const qkv_kernels *k, qkv_row_total total, int64_t n, floa
         logits[j] /= total.sum;
 }
 
-static void fill(float *x, int64_t n, float value)
-{
-    for (int64_t j = 0; j < n; j++)
-        x[j] = value;
-}
-
 /* The keys of a range. */
 static void store_range(const qkv_anew *row, qkv_range range, qkv_row_total total, float *out)
 {
@@ -49,7 +43,7 @@ void qkv_store_weights(const qkv_attention_problem *p, const qkv_kernels *k, qkv
     float *out = qkv_row_of(&p->weights, p, run, row);
     const bool softmax = p->weights_stage == QKV_WEIGHTS_SOFTMAX;
     const bool masked = p->weights_stage == QKV_WEIGHTS_MASKED;
-    fill(out, p->weights.dim, masked ? -INFINITY : softmax && isnan(total.sum) ? total.sum : 0.0f);
+    qkv_fill(out, p->weights.dim, masked ? -INFINITY : softmax && isnan(total.sum) ? total.sum : 0.0f);
     if (!softmax && !masked) {
         store_range(&anew, (qkv_range){0, place.sequence->kv_len}, total, out);
         return;
