@@ -29,8 +29,8 @@ static void block(const float *q, const float *k, const float *v, float *out, fl
                   int64_t rows, int64_t keys, int64_t dim, int64_t first_hidden)
 {
     const int m = (int)rows, n = (int)keys, d = (int)dim;
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, d, 1.0f / sqrtf((float)dim), q, d,
-                k, d, 0.0f, scores, n);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, d, 1.0f / sqrtf((float)dim), q, d, k,
+                d, 0.0f, scores, n);
     for (int64_t i = 0; i < rows; i++) {
         const int64_t seen = first_hidden + i < keys ? first_hidden + i : keys;
         softmax(scores + i * keys, seen);

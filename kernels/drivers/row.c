@@ -404,10 +404,9 @@ static void run_block(const qkv_attention_problem *p, const qkv_kernels *k, cons
         const int64_t at = i * QKV_KEY_BLOCK, row = block.row + i;
         if (ordered)
             put_in_order(listed + at, kv_len, s->logits + at);
-        rescale[i] = row_softmax(p, k, place_in(p, pass, row), block.keys,
-                                 clip(block.ranges->row[row], block.keys),
-                                 qkv_has_bias(p) ? s->bias + at : NULL, s->logits + at,
-                                 &states[row]);
+        rescale[i] = row_softmax(
+            p, k, place_in(p, pass, row), block.keys, clip(block.ranges->row[row], block.keys),
+            qkv_has_bias(p) ? s->bias + at : NULL, s->logits + at, &states[row]);
         if (ordered)
             put_in_turn(s->logits + at, kv_len, listed + at);
     }

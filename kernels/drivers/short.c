@@ -19,7 +19,8 @@ typedef struct short_rows {
 
 /* Where the keys or the values are: f32 where they lie, others as f32 in scratch memory. */
 static void find_keys(const qkv_attention_problem *p, const qkv_kernels *k, const qkv_row_run *run,
-                      const qkv_view *view, qkv_piece_fn *pieces, const float **at, qkv_layout *scratch)
+                      const qkv_view *view, qkv_piece_fn *pieces, const float **at,
+                      qkv_layout *scratch)
 {
     const qkv_sequence *s = run->sequence;
     if (view->dtype != QKV_F32) {
@@ -98,16 +99,16 @@ void qkv_run_short(const qkv_attention_problem *p, const qkv_attention_plan *pla
     find_keys(p, k, run, &p->value, qkv_value_piece, rows.values, &layout);
     find_rows(p, k, run, &rows, &layout);
     k->short_f32(&(qkv_short_args){.queries = rows.queries,
-                                               .keys = rows.keys,
-                                               .values = rows.values,
-                                               .out = rows.out,
-                                               .ends = p->causal ? rows.ends : NULL,
-                                               .states = rows.states,
-                                               .rows = run->count,
-                                               .kv_len = run->sequence->kv_len,
-                                               .head_dim = p->head_dim,
-                                               .value_dim = p->value_dim,
-                                               .scale_log2 = p->scale_log2});
+                                   .keys = rows.keys,
+                                   .values = rows.values,
+                                   .out = rows.out,
+                                   .ends = p->causal ? rows.ends : NULL,
+                                   .states = rows.states,
+                                   .rows = run->count,
+                                   .kv_len = run->sequence->kv_len,
+                                   .head_dim = p->head_dim,
+                                   .value_dim = p->value_dim,
+                                   .scale_log2 = p->scale_log2});
     if (!is_out_staged(p) && !p->lse.data && !p->row_max.data && !has_extreme_row(p, run, &rows))
         return;
     for (int64_t i = 0; i < run->count; i++)

@@ -174,8 +174,8 @@ static bool fits(const qkv_attention_desc *d)
                            : d->page_size       ? (d->kv_len + d->page_size - 1) / d->page_size
                                                 : 0;
     const int64_t pairs = d->batch * d->q_heads * d->q_len * d->kv_len;
-    return stride * d->batch <= ENTRIES_MOST &&
-           pairs * (d->head_dim + d->value_dim) <= INT64_C(1) << 21;
+    return stride * d->batch <= ENTRIES_MOST && pairs * (d->head_dim + d->value_dim) <= INT64_C(1)
+                                                                                            << 21;
 }
 
 static void take_adjustments(input *in, problem *p)
