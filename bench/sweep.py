@@ -10,10 +10,7 @@ qkv_weighted_sum on the whole matrix; their times are added. Without --lengths:
 every length to 32, every fourth to 128, then every 32nd and the numbers around
 it. Ends with status 1 where fused attention took longer.
 """
-import argparse
-import json
-import subprocess
-import sys
+import runner
 
 STEPS = ("qkv_dot", "qkv_scale_softmax", "qkv_weighted_sum")
 
@@ -25,53 +22,25 @@ def default_lengths():
     return sorted(n for n in lengths if n <= 512)
 
 
-def measure(args, length):
-    dim = args.head_dim
-    command = [args.bench, "--json", "--shape", f"1,1,{length},{length},{dim},{dim}"]
-    command += ["--seconds", str(args.seconds), "--rounds", "3", "--clock", args.clock]
-    for name in ("qkv_attention", *STEPS):
-        command += ["--kernel", name]
-    if args.isa:
-        command += ["--isa", args.isa]
-    if args.alone:
-        command.append("--alone")
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    times = {}
-    for line in done.stdout.splitlines():
-        result = json.loads(line)
-        times.setdefault(result["isa"], {})[result["kernel"]] = result["median_ns"]
-    return times
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("bench", help="path of qkv-bench")
+    parser = runner.parser(__doc__, seconds=0.03)
     parser.add_argument("--lengths", help="separated by commas")
     parser.add_argument("--head-dim", type=int, default=64)
-    parser.add_argument("--isa")
-    parser.add_argument("--clock", default="wall")
-    parser.add_argument("--seconds", type=float, default=0.03)
-    parser.add_argument("--alone", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     lengths = [int(n) for n in args.lengths.split(",")] if args.lengths else default_lengths()
 
     rows, slower = [], []
     print(f"{'length':>6} {'isa':6} {'fused':>11} {'steps':>11} {'ratio':>6}")
     for length in lengths:
-        for isa, times in measure(args, length).items():
+        shape = f"1,1,{length},{length},{args.head_dim},{args.head_dim}"
+        by_isa = runner.medians(args, shape, ("qkv_attention", *STEPS), rounds=3)
+        for isa, times in by_isa.items():
             fused, steps = times["qkv_attention"], sum(times[name] for name in STEPS)
             rows.append({"length": length, "isa": isa, "fused_ns": fused, "steps_ns": steps})
             print(f"{length:>6} {isa:6} {fused:>8.0f} ns {steps:>8.0f} ns {steps / fused:>6.2f}")
             if fused > steps:
                 slower.append(f"{length} on {isa}")
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=1)
-            file.write("\n")
-    if slower:
-        print(f"fused is slower at {', '.join(slower)}")
-        sys.exit(1)
+    runner.end(args, rows, slower and f"fused is slower at {', '.join(slower)}")
 
 
 if __name__ == "__main__":
