@@ -276,7 +276,7 @@ static void check_pages(int isa, rng *r, int64_t q_len, int64_t kv_len, int32_t 
                             .out = {.data = out[0]}};
     size_t bytes = 0;
     d.page_size = 8; /* with pages it may take more */
-    d.pages = PAGED_ROWS;
+    d.pages = PAGED_ROWS / d.page_size;
     d.page_table = memset(table, 0, sizeof table);
     cr_assert_eq(qkv_attention_scratch_size(&d, 1, &bytes), QKV_OK);
     void *scratch = scratch_alloc(bytes);
