@@ -15,11 +15,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../kernels/drivers/typed.h"
 #include "cpu.h"
 #include "internal.h"
 #include "oracle/oracle.h"
+#include "validate.h"
 
 enum { LONG = 100000, DIM = 64 };
+
+static const char *const type_names[] = {
+    [QKV_F32] = "f32", [QKV_F16] = "f16",         [QKV_BF16] = "bf16",       [QKV_Q8_0] = "q8_0",
+    [QKV_I8] = "i8",   [QKV_F8_E4M3] = "f8_e4m3", [QKV_F8_E5M2] = "f8_e5m2", [QKV_Q4_0] = "q4_0"};
 
 static bool runs[QKV_ISA_COUNT];
 static bool beyond; /* a bound was exceeded */
@@ -68,6 +74,26 @@ static void print_line(const char *what, const char *type, const char *input,
     }
     printf("\n");
     fflush(stdout);
+}
+
+/* Rows in an element type, with their scales if they have any. */
+typedef struct stored_rows {
+    void *data;
+    float *scales;
+} stored_rows;
+
+/* Stores rows; 'x' becomes what is stored. */
+static stored_rows stored(float *x, int64_t rows, int64_t dim, int32_t dtype)
+{
+    const qkv_kernels *k = qkv_kernels_of(0);
+    const int64_t row_bytes = qkv_bytes(dtype, dim);
+    char *data = allocate((size_t)(rows * row_bytes));
+    float *scales = allocate((size_t)rows * sizeof *scales);
+    for (int64_t i = 0; i < rows; i++) {
+        qkv_narrow_typed(k, dtype, x + i * dim, data + i * row_bytes, &scales[i], dim);
+        qkv_widen_typed(k, dtype, data + i * row_bytes, &scales[i], x + i * dim, dim);
+    }
+    return (stored_rows){data, scales};
 }
 
 /* ------------------------------------------------------------ exponentials */
@@ -141,23 +167,25 @@ static void one_sign(float *q, float *k, int64_t n)
     }
 }
 
-static void dots(void)
-{
-    static const struct {
-        const char *name;
-        dot_input *fill;
-    } inputs[] = {{"products cancel in pairs", cancelling},
+static const struct {
+    const char *name;
+    dot_input *fill;
+} dot_inputs[] = {{"products cancel in pairs", cancelling},
                   {"values near the largest f16", near_65504},
                   {"products below the normal range", denormals},
                   {"all products positive", one_sign}};
-    static const int64_t lengths[] = {1, 7, 64, 128, 1000, 4096, 10000};
-    float *q = allocate(10000 * sizeof *q), *k = allocate(10000 * sizeof *k);
-    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
+enum { DOT_INPUTS = sizeof dot_inputs / sizeof *dot_inputs, DOT_LONGEST = 10000 };
+
+static void dots(void)
+{
+    static const int64_t lengths[] = {1, 7, 64, 128, 1000, 4096, DOT_LONGEST};
+    float *q = allocate(DOT_LONGEST * sizeof *q), *k = allocate(DOT_LONGEST * sizeof *k);
+    for (int i = 0; i < DOT_INPUTS; i++) {
         double worst[QKV_ISA_COUNT] = {0};
         for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
             for (int round = 0; round < 8; round++) {
                 double bound;
-                inputs[i].fill(q, k, lengths[l]);
+                dot_inputs[i].fill(q, k, lengths[l]);
                 const double want = oracle_dot(q, k, lengths[l], &bound, NULL);
                 for (int isa = 0; isa < QKV_ISA_COUNT; isa++) {
                     float got = 0.0f;
@@ -169,10 +197,73 @@ static void dots(void)
                 }
             }
         }
-        print_line("qkv_dot", "f32", inputs[i].name, worst);
+        print_line("qkv_dot", "f32", dot_inputs[i].name, worst);
     }
     free(q);
     free(k);
+}
+
+/* ------------------------------------------------------------- projections */
+
+/* Every row and every column is the same dot product, in all ways through the driver. */
+static double project(const stored_rows *x, const stored_rows *w, int32_t dtype, int64_t n,
+                      int64_t rows, double want, double bound)
+{
+    enum { COLUMNS = 40 };
+    const int64_t size = qkv_bytes(dtype, 1);
+    char *columns = allocate((size_t)(n * COLUMNS * size));
+    for (int64_t i = 0; i < n * COLUMNS; i++)
+        memcpy(columns + i * size, (char *)w->data + i / COLUMNS * size, (size_t)size);
+    float *out = allocate((size_t)(rows * COLUMNS) * sizeof *out);
+    const qkv_project_desc desc = {
+        .size = sizeof desc,
+        .rows = rows,
+        .in_dim = n,
+        .head_dim = COLUMNS,
+        .input = {.data = x->data, .dtype = dtype, .flags = QKV_TENSOR_STRIDED},
+        .linear = {.weight = columns, .dtype = dtype},
+        .out = {.data = out}};
+    size_t bytes = 0;
+    qkv_project_scratch_size(&desc, &bytes);
+    void *scratch = allocate(bytes);
+    beyond |= qkv_project(&desc, scratch, bytes) != QKV_OK;
+    double worst = 0;
+    for (int64_t i = 0; i < rows * COLUMNS; i++)
+        worst = fmax(worst, fraction((double)out[i], want, bound));
+    free(columns);
+    free(out);
+    free(scratch);
+    return worst;
+}
+
+static void projections(int32_t dtype)
+{
+    static const int64_t lengths[] = {1, 7, 64, 1000, DOT_LONGEST}, rows[] = {1, 5, 40};
+    float *x = allocate(DOT_LONGEST * sizeof *x), *w = allocate(DOT_LONGEST * sizeof *w);
+    for (int i = 0; i < DOT_INPUTS; i++) {
+        double worst[QKV_ISA_COUNT] = {0};
+        for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+            double bound;
+            dot_inputs[i].fill(x, w, lengths[l]);
+            const stored_rows xs = stored(x, 1, lengths[l], dtype);
+            const stored_rows ws = stored(w, 1, lengths[l], dtype);
+            const double want = oracle_dot(x, w, lengths[l], &bound, NULL);
+            for (int isa = 0; isa < QKV_ISA_COUNT; isa++) {
+                if (!runs[isa])
+                    continue;
+                qkv_isa_select(qkv_kernels_of(isa)->name);
+                for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+                    worst[isa] = fmax(worst[isa],
+                                      project(&xs, &ws, dtype, lengths[l], rows[r], want, bound));
+            }
+            void *const all[] = {xs.data, xs.scales, ws.data, ws.scales};
+            for (size_t a = 0; a < sizeof all / sizeof *all; a++)
+                free(all[a]);
+        }
+        print_line("qkv_project", type_names[dtype], dot_inputs[i].name, worst);
+    }
+    free(x);
+    free(w);
 }
 
 /* ----------------------------------------------------------------- softmax */
@@ -247,52 +338,45 @@ static void weighted_sums(void)
 
 /* --------------------------------------------------------------- attention */
 
-static void fill_attention(int kind, double *q, double *k, double *v, int64_t rows, int64_t keys)
+static void fill_attention(int kind, float *q, float *k, float *v, int64_t rows, int64_t keys)
 {
     for (int64_t i = 0; i < rows * DIM; i++)
-        q[i] = kind == 0 ? 0.0 : noise();
+        q[i] = kind == 0 ? 0.0f : (float)noise();
     for (int64_t i = 0; i < keys * DIM; i++) {
-        k[i] = noise() * (kind == 2 ? 12.0 : 1.0);
-        v[i] = kind == 0 ? 1.0 + noise() : noise() * (kind == 3 ? 60000.0 : 1.0);
+        k[i] = (float)(noise() * (kind == 2 ? 12.0 : 1.0));
+        v[i] = (float)(kind == 0 ? 1.0 + noise() : noise() * (kind == 3 ? 60000.0 : 1.0));
     }
     if (kind == 1) /* one key lies along the first query: its logit dominates */
         for (int64_t d = 0; d < DIM; d++)
-            k[keys / 3 * DIM + d] = 30.0 * q[d];
+            k[keys / 3 * DIM + d] = 30.0f * q[d];
 }
 
-/* The numbers in an element type, and back what they have become. */
-static void *stored(double *x, int64_t n, int32_t dtype)
+/* Doubles of rows as they are stored; frees 'x'. */
+static double *doubles_of(float *x, int64_t n)
 {
-    float *wide = allocate((size_t)n * sizeof *wide);
+    double *wide = allocate((size_t)n * sizeof *wide);
     for (int64_t i = 0; i < n; i++)
-        wide[i] = (float)x[i];
-    void *memory = wide;
-    if (dtype != QKV_F32) {
-        uint16_t *narrow = allocate((size_t)n * sizeof *narrow);
-        (dtype == QKV_F16 ? qkv_narrow_f16_scalar : qkv_narrow_bf16_scalar)(wide, narrow, n);
-        (dtype == QKV_F16 ? qkv_widen_f16_scalar : qkv_widen_bf16_scalar)(narrow, wide, n);
-        memory = narrow;
-    }
-    for (int64_t i = 0; i < n; i++)
-        x[i] = (double)wide[i];
-    if (dtype != QKV_F32)
-        free(wide);
-    return memory;
+        wide[i] = (double)x[i];
+    free(x);
+    return wide;
 }
 
+/* A cache of a type; queries of 16 bits beside one of 16 bits, f32 beside all others. */
 static void attention(int kind, const char *name, int32_t dtype, int64_t rows, int64_t keys)
 {
-    static const char *const types[] = {"f32", "f16", "bf16"};
-    double *q = allocate((size_t)(rows * DIM) * sizeof *q);
-    double *k = allocate((size_t)(keys * DIM) * sizeof *k);
-    double *v = allocate((size_t)(keys * DIM) * sizeof *v);
+    const int32_t query_dtype = dtype <= QKV_BF16 ? dtype : QKV_F32;
+    float *q = allocate((size_t)(rows * DIM) * sizeof *q);
+    float *k = allocate((size_t)(keys * DIM) * sizeof *k);
+    float *v = allocate((size_t)(keys * DIM) * sizeof *v);
+    float *out = allocate((size_t)(rows * DIM) * sizeof *out);
     double *want = allocate((size_t)(rows * DIM) * sizeof *want);
     double *bound = allocate((size_t)(rows * DIM) * sizeof *bound);
     double *lse = allocate((size_t)rows * sizeof *lse), *lse_bound = allocate((size_t)rows * 8);
     fill_attention(kind, q, k, v, rows, keys);
-    void *qs = stored(q, rows * DIM, dtype), *ks = stored(k, keys * DIM, dtype);
-    void *vs = stored(v, keys * DIM, dtype);
-    float *out = allocate((size_t)(rows * DIM) * sizeof *out);
+    const stored_rows qs = stored(q, rows, DIM, query_dtype);
+    const stored_rows ks = stored(k, keys, DIM, dtype), vs = stored(v, keys, DIM, dtype);
+    double *exact[] = {doubles_of(q, rows * DIM), doubles_of(k, keys * DIM),
+                       doubles_of(v, keys * DIM)};
     const oracle_attention o = {.batch = 1,
                                 .q_heads = 1,
                                 .kv_heads = 1,
@@ -301,9 +385,9 @@ static void attention(int kind, const char *name, int32_t dtype, int64_t rows, i
                                 .head_dim = DIM,
                                 .value_dim = DIM,
                                 .scale = 0.125,
-                                .q = q,
-                                .k = k,
-                                .v = v,
+                                .q = exact[0],
+                                .k = exact[1],
+                                .v = exact[2],
                                 .out = want,
                                 .out_bound = bound,
                                 .lse = lse,
@@ -311,15 +395,19 @@ static void attention(int kind, const char *name, int32_t dtype, int64_t rows, i
     oracle_attention_run(&o);
 
     double worst[QKV_ISA_COUNT] = {0};
+    qkv_attention_desc desc = {.size = sizeof desc,
+                               .q_len = rows,
+                               .kv_len = keys,
+                               .head_dim = DIM,
+                               .query = {.data = qs.data, .dtype = query_dtype},
+                               .key = {.data = ks.data, .dtype = dtype},
+                               .value = {.data = vs.data, .dtype = dtype},
+                               .out = {.data = out}};
+    if (dtype == QKV_I8) {
+        desc.key_scale.data = ks.scales;
+        desc.value_scale.data = vs.scales;
+    }
     for (int isa = 0; isa < QKV_ISA_COUNT; isa++) {
-        const qkv_attention_desc desc = {.size = sizeof desc,
-                                         .q_len = rows,
-                                         .kv_len = keys,
-                                         .head_dim = DIM,
-                                         .query = {.data = qs, .dtype = dtype},
-                                         .key = {.data = ks, .dtype = dtype},
-                                         .value = {.data = vs, .dtype = dtype},
-                                         .out = {.data = out}};
         size_t bytes = 0;
         if (!runs[isa])
             continue;
@@ -332,8 +420,9 @@ static void attention(int kind, const char *name, int32_t dtype, int64_t rows, i
     }
     char input[96];
     snprintf(input, sizeof input, "%s, %s", name, rows > 8 ? "40 queries" : "1 query");
-    print_line("qkv_attention", types[dtype], input, worst);
-    void *const all[] = {q, k, v, want, bound, lse, lse_bound, qs, ks, vs, out};
+    print_line("qkv_attention", type_names[dtype], input, worst);
+    void *const all[] = {exact[0], exact[1],  exact[2], qs.data, qs.scales, ks.data,   ks.scales,
+                         vs.data,  vs.scales, want,     bound,   lse,       lse_bound, out};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
@@ -357,7 +446,9 @@ int main(void)
     dots();
     softmaxes();
     weighted_sums();
-    for (int32_t dtype = QKV_F32; dtype <= QKV_BF16; dtype++) {
+    for (int32_t dtype = QKV_F32; dtype <= QKV_BF16; dtype++)
+        projections(dtype);
+    for (int32_t dtype = QKV_F32; dtype <= QKV_Q4_0; dtype++) {
         for (int kind = 0; kind < 4; kind++) {
             const int64_t keys = kind == 0 ? LONG : 3000;
             attention(kind, names[kind], dtype, 1, keys);
