@@ -270,6 +270,7 @@ static qkv_status lay_out_layer(const qkv_self_attention_desc *d, const layer_wi
                                 .value_dim = d->value_dim,
                                 .causal = (d->flags & QKV_CAUSAL) != 0,
                                 .narrow = !p->has_wo && p->out.dtype != QKV_F32,
+                                .scale = p->attention.scale,
                                 .scale_log2 = p->attention.scale_log2};
     size_t used = 0;
     if (!reserve(&used, d->seq_len, w->q, &p->q_at) ||

@@ -530,6 +530,36 @@ Test(layer, self_attention_types)
     }
 }
 
+/* Logits beyond what units of log2(e) hold: 3.2e38 and half of it. */
+Test(layer, extreme_logits)
+{
+    float x[2] = {1.0f, 0.5f}, one = 1.0f, large = 3.2e38f, y[2], lse[2];
+    for_each_isa(isa)
+    {
+        qkv_self_attention_desc d = {.size = sizeof d,
+                                     .seq_len = 2,
+                                     .model_dim = 1,
+                                     .head_dim = 1,
+                                     .input = {.data = x},
+                                     .wq = {.weight = &one},
+                                     .wk = {.weight = &large},
+                                     .wv = {.weight = &one},
+                                     .out = {.data = y},
+                                     .lse = {.data = lse}};
+        size_t bytes = 0;
+        cr_assert_eq(qkv_self_attention_scratch_size(&d, &bytes), QKV_OK);
+        void *scratch = scratch_alloc(bytes);
+        cr_assert_eq(qkv_self_attention(&d, scratch, bytes), QKV_OK);
+        free(scratch);
+        for (int i = 0; i < 2; i++) {
+            context("%s, row %d", qkv_isa_name(), i);
+            cr_assert(y[i] == 1.0f);
+            cr_assert(fabsf(lse[i] - large * x[i]) <= 1e-6f * large);
+        }
+        tally(isa, 1);
+    }
+}
+
 Test(layer, empty_sequence)
 {
     float x[4] = {0}, w[4] = {1, 1, 1, 1}, y[4];
