@@ -188,9 +188,19 @@ Test(attention, supports)
             cr_assert_str_eq(support.route, row ? "row" : "tile");
             cr_assert_eq(qkv_attention_supports(&p.desc, NULL), QKV_OK);
         }
+        qkv_attention_support support = {.path = -1};
+        s.head_dim = 576;
+        s.value_dim = 512; /* a latent cache, of which a whole block is too much */
+        problem latent = problem_make(s, &r);
+        for (int32_t dtype = QKV_F32; dtype <= QKV_Q4_0; dtype++) {
+            latent.desc.key.dtype = latent.desc.value.dtype = dtype;
+            if (dtype == QKV_I8) /* has scales */
+                continue;
+            cr_assert_eq(qkv_attention_supports(&latent.desc, &support), QKV_OK);
+            cr_assert_eq(support.path, QKV_PATH_TUNED, "dtype %d", dtype);
+        }
         s.head_dim = s.value_dim = 20000;
         problem p = problem_make(s, &r);
-        qkv_attention_support support = {.path = -1};
         cr_assert_eq(qkv_attention_supports(&p.desc, &support), QKV_OK);
         cr_assert_eq(support.path, QKV_PATH_GENERAL);
         p.desc.kv_len = 0;

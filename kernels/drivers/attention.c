@@ -237,6 +237,18 @@ static int64_t short_rows(const qkv_attention_problem *p, const qkv_attention_pl
     return plain ? plan->kernels->short_rows : 0;
 }
 
+/* Keys of a tile's step: as many as the kernels take, or fewer where one tile and what
+ * they are converted in would not fit. */
+static int64_t tile_keys(const qkv_attention_problem *p, const qkv_kernels *k, int64_t most_floats)
+{
+    enum { FEWEST = 32 };
+    const int64_t rows = qkv_tile_rows_scratch(p, k, k->tile_rows);
+    int64_t keys = k->key_block;
+    while (keys / 2 >= FEWEST && rows + qkv_tile_block_scratch(p, k, keys) > most_floats)
+        keys /= 2;
+    return keys;
+}
+
 /*
  * A worker's scratch memory is enough for every number of rows and keys, so that
  * one buffer serves every call with these head sizes. A tile that does not fit
@@ -249,7 +261,8 @@ qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *p, const qkv_
     qkv_attention_plan plan = {.kernels = k, .general = true};
     int64_t floats = 0;
     if ((p->head_dim | p->value_dim) < 2 << 20) {
-        const int64_t block = qkv_tile_block_scratch(p, k);
+        plan.key_block = tile_keys(p, k, most_floats);
+        const int64_t block = qkv_tile_block_scratch(p, k, plan.key_block);
         plan.task_tiles = task_tiles(k, p->head_dim + p->value_dim,
                                      (most_floats - block) * (int64_t)sizeof(float));
         floats = block + qkv_tile_rows_scratch(p, k, plan.task_tiles * k->tile_rows);
@@ -257,13 +270,13 @@ qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *p, const qkv_
         plan.general = plan.task_tiles == 1 && floats > most_floats;
     }
     const int64_t rows_floats = qkv_rows_scratch(p, plan.general);
-    const int64_t short_floats = plan.general ? 0 : qkv_short_scratch(p, k->short_rows);
+    plan.short_rows = short_rows(p, &plan);
+    const int64_t short_floats = plan.short_rows ? qkv_short_scratch(p, plan.short_rows) : 0;
     if (plan.general || floats < rows_floats)
         floats = rows_floats;
     if (floats < short_floats)
         floats = short_floats;
     plan.worker_bytes = (size_t)floats * sizeof(float);
-    plan.short_rows = short_rows(p, &plan);
     return plan;
 }
 

@@ -92,6 +92,7 @@ enum { QKV_SHARING_ROWS = 64 }; /* most rows of a key/value head that go togethe
 typedef struct qkv_attention_plan {
     const qkv_kernels *kernels;
     bool general;        /* too large for a tile: right, but not tuned */
+    int64_t key_block;   /* keys of a tile's step: the kernels', or fewer of very large ones */
     int64_t task_tiles;  /* most tiles of a task of the tile driver */
     int64_t short_rows;  /* most rows that may go at once on a short sequence */
     size_t worker_bytes; /* scratch memory a worker, a multiple of its alignment */
@@ -100,7 +101,8 @@ typedef struct qkv_attention_plan {
 qkv_attention_plan qkv_plan_attention(const qkv_attention_problem *problem,
                                       const qkv_kernels *kernels);
 
-/* How a sequence is cut: by its lengths, the head sizes and the types alone. */
+/* How a sequence is cut: by its own lengths and what all sequences have in common, so
+ * that its bits depend on no other one. */
 qkv_cut qkv_cut_sequence(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
                          const qkv_sequence *sequence);
 
@@ -173,7 +175,8 @@ int64_t qkv_pass_rows(bool general);
  * takes, and the rest. */
 int64_t qkv_tile_rows_scratch(const qkv_attention_problem *problem, const qkv_kernels *kernels,
                               int64_t run_rows);
-int64_t qkv_tile_block_scratch(const qkv_attention_problem *problem, const qkv_kernels *kernels);
+int64_t qkv_tile_block_scratch(const qkv_attention_problem *problem, const qkv_kernels *kernels,
+                               int64_t keys);
 int64_t qkv_rows_scratch(const qkv_attention_problem *problem, bool general);
 int64_t qkv_short_scratch(const qkv_attention_problem *problem, int64_t rows);
 

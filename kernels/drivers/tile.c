@@ -25,12 +25,13 @@
 
 /* The parts of a worker's scratch memory. */
 typedef struct tile_scratch {
+    int64_t keys;           /* of a block, at most */
     float *values, *logits; /* of one block */
     float *query, *out;     /* [tile][head_dim or value_dim][tile_rows] */
     float *max, *sum;       /* [tile][tile_rows] */
     float *stage;           /* rows on their way to or from f32 */
-    float *bias;            /* [key_block][tile_rows], of one tile and block */
-    float *bias_rows;       /* [tile_rows][key_block], the same before it is turned */
+    float *bias;            /* [keys][tile_rows], of one tile and block */
+    float *bias_rows;       /* [tile_rows][keys], the same before it is turned */
     float *odd;             /* as 'values': those that are not finite */
     float *anew;            /* for qkv_end_row() */
 } tile_scratch;
@@ -60,19 +61,20 @@ static int64_t lay_out_rows(tile_scratch *s, float *base, const qkv_attention_pr
 
 /* The same for a block of keys, and what is stored and fetched through a stage. */
 static int64_t lay_out_block(tile_scratch *s, float *base, const qkv_attention_problem *p,
-                             const qkv_kernels *k)
+                             const qkv_kernels *k, int64_t keys)
 {
     const int64_t value_columns = panels_dim(k, p->value_dim);
     const int64_t widest = p->head_dim > p->value_dim ? p->head_dim : p->value_dim;
-    const int64_t most = k->key_block > k->tile_rows ? k->key_block : k->tile_rows;
-    const int64_t tile = (int64_t)k->key_block * k->tile_rows;
+    const int64_t most = keys > k->tile_rows ? keys : k->tile_rows;
+    const int64_t tile = keys * k->tile_rows;
     qkv_layout layout = {.base = base};
-    s->values = qkv_next_part(&layout, k->key_block * value_columns);
+    s->keys = keys;
+    s->values = qkv_next_part(&layout, keys * value_columns);
     s->logits = qkv_next_part(&layout, tile);
     s->stage = qkv_next_part(&layout, qkv_is_staged(p) ? most * widest : 0);
     s->bias = qkv_next_part(&layout, qkv_has_bias(p) ? tile : 0);
     s->bias_rows = qkv_next_part(&layout, qkv_has_bias(p) ? tile : 0);
-    s->odd = qkv_next_part(&layout, may_adjust(p) ? k->key_block * value_columns : 0);
+    s->odd = qkv_next_part(&layout, may_adjust(p) ? keys * value_columns : 0);
     s->anew = qkv_next_part(&layout, qkv_anew_scratch(p));
     return layout.used;
 }
@@ -84,10 +86,10 @@ int64_t qkv_tile_rows_scratch(const qkv_attention_problem *p, const qkv_kernels 
     return lay_out_rows(&unused, NULL, p, k, run_rows);
 }
 
-int64_t qkv_tile_block_scratch(const qkv_attention_problem *p, const qkv_kernels *k)
+int64_t qkv_tile_block_scratch(const qkv_attention_problem *p, const qkv_kernels *k, int64_t keys)
 {
     tile_scratch unused;
-    return lay_out_block(&unused, NULL, p, k);
+    return lay_out_block(&unused, NULL, p, k, keys);
 }
 
 /* One tile of the run: its rows, and the keys that they see. */
@@ -249,7 +251,7 @@ static bool bias_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
     qkv_row_place before = {0};
     for (int64_t i = 0; i < t.count; i++) {
         const qkv_row_place place = qkv_place_of(p, run, t.first + i);
-        float *row = s->bias_rows + i * k->key_block;
+        float *row = s->bias_rows + i * s->keys;
         if (i > 0 && qkv_same_bias(p, before, place)) {
             rows[i] = rows[i - 1];
         } else {
@@ -447,17 +449,17 @@ static void step_block(const qkv_attention_problem *p, const qkv_kernels *k, qkv
  * their size, wherever a window does: so bits do not depend on how the rows are
  * dealt out to tasks.
  */
-static qkv_range next_block(const qkv_attention_problem *p, const qkv_kernels *k, int64_t first,
+static qkv_range next_block(const qkv_attention_problem *p, int64_t keys, int64_t first,
                             int64_t sinks, qkv_range sees)
 {
-    const int64_t size = k->key_block / 4 * 3, begin = sees.begin / size * size;
+    const int64_t size = keys / 4 * 3, begin = sees.begin / size * size;
     if (first >= sinks && first < begin)
         first = begin;
     /* Of a block of which only sinks are seen the rest would cost time. */
     if (first < sinks && sinks < first + size && first + size <= begin)
         return (qkv_range){first, sinks};
     const int64_t rest = sees.end - first;
-    const int64_t most = p->invariant ? size : k->key_block;
+    const int64_t most = p->invariant ? size : keys;
     return (qkv_range){first, first + (rest <= most ? rest : size)};
 }
 
@@ -467,7 +469,8 @@ void qkv_run_tiles(const qkv_attention_problem *p, const qkv_attention_plan *pla
     const qkv_kernels *k = plan->kernels;
     const int64_t tiles = (run.count + k->tile_rows - 1) / k->tile_rows;
     tile_scratch s;
-    lay_out_block(&s, scratch + lay_out_rows(&s, scratch, p, k, tiles * k->tile_rows), p, k);
+    lay_out_block(&s, scratch + lay_out_rows(&s, scratch, p, k, tiles * k->tile_rows), p, k,
+                  plan->key_block);
 
     for (int64_t i = 0; i < tiles; i++)
         load_tile(p, k, run, tile_at(p, k, run, i), &s);
@@ -477,7 +480,7 @@ void qkv_run_tiles(const qkv_attention_problem *p, const qkv_attention_plan *pla
     const qkv_range sees = {first.begin, last.end};
     const int64_t sinks = qkv_sink_keys(p, run.sequence, last);
     for (qkv_range block = {0, 0}; block.end < sees.end;) {
-        block = next_block(p, k, block.end, sinks, sees);
+        block = next_block(p, s.keys, block.end, sinks, sees);
         step_block(p, k, run, tiles, block, &s);
     }
 
