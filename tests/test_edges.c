@@ -329,6 +329,19 @@ Test(edges, keys_outside_the_window_are_not_read)
                         SEEN);
 }
 
+/* One query's window begins at no block's end: not a key before it is read. */
+Test(edges, keys_outside_one_window_are_not_read)
+{
+    enum { SEEN = 256 };
+    for (int64_t kv_len = 3000; kv_len < 3500; kv_len += 64) /* whole pages of hidden keys */
+        run_with_hidden("edges one window",
+                        (qkv_attention_desc){.flags = QKV_WINDOW | QKV_CAUSAL,
+                                             .q_len = 1,
+                                             .kv_len = kv_len / 64 * 64,
+                                             .window_left = SEEN - 1},
+                        SEEN);
+}
+
 /* A block that a mask hides from everybody is not read either. (What is seen
  * is long enough not to be taken along by the block before it.) */
 Test(edges, masked_blocks_are_not_read)

@@ -319,16 +319,17 @@ static bool block_biases(const qkv_attention_problem *p, const qkv_kernels *k, c
 {
     bool any = false;
     const int64_t kv_len = block.keys.end - block.keys.begin;
+    qkv_row_place before = {.query = -1};
     for (int64_t i = 0; i < block.rows; i++, bias += QKV_KEY_BLOCK) {
         const int64_t row = block.row + i;
         const qkv_row_place place = place_in(p, pass, row);
         /* Heads at one position see the same range, and often one mask. */
-        if (i > 0 && place.query == qkv_place_of(p, pass->run, row - 1).query &&
-            qkv_same_bias(p, qkv_place_of(p, pass->run, row - 1), place))
+        if (place.query == before.query && qkv_same_bias(p, before, place))
             memcpy(bias, bias - QKV_KEY_BLOCK, (size_t)kv_len * sizeof *bias);
         else
             any |=
                 row_bias(p, k, place, block.keys, clip(block.ranges->row[row], block.keys), bias);
+        before = place;
     }
     return any;
 }
@@ -430,7 +431,7 @@ static void run_ranges(const qkv_attention_problem *p, const qkv_kernels *k, con
             const row_block block = {.row = row,
                                      .rows = rest < QKV_ROWS_MAX ? rest : QKV_ROWS_MAX,
                                      .ranges = ranges,
-                                     .keys = {j, end},
+                                     .keys = {j < all.begin ? all.begin : j, end},
                                      .next = {end, all.end - end < step ? all.end : end + step}};
             run_block(p, k, pass, block, states, out, s);
         }
