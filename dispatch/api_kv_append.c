@@ -71,6 +71,8 @@ static qkv_status check_pages(const qkv_kv_append_desc *d, int64_t b, int64_t fi
 static qkv_status check_rows(const qkv_kv_append_desc *d)
 {
     const int64_t *starts = d->new_starts;
+    if (d->new_len == 0 && !starts && !d->positions)
+        return QKV_OK; /* any number of sequences without rows */
     for (int64_t b = 0; b < d->batch; b++) {
         if (starts && (starts[b] < 0 || starts[b] > starts[b + 1] || starts[b + 1] > d->new_len))
             return QKV_E_SHAPE;

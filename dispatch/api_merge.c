@@ -110,7 +110,8 @@ qkv_status qkv_merge(const qkv_merge_desc *desc)
         status = check_merge(&d, &out, &lse);
     if (status)
         return status;
-    for (int64_t row = 0; row < d.rows; row++)
+    /* Any number of rows without elements. */
+    for (int64_t row = 0; row < d.rows && (d.value_dim > 0 || d.lse); row++)
         merge_row(&d, row);
     return QKV_OK;
 }

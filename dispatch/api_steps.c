@@ -68,6 +68,8 @@ qkv_status qkv_scale_softmax(const float *scores, int64_t scores_stride, float *
         qkv_views_overlap(&s, &l))
         return QKV_E_OVERLAP;
 
+    if (kv_len == 0 && !lse)
+        return QKV_OK; /* any number of rows without elements */
     const qkv_kernels *kernels = qkv_kernels_active();
     for (int64_t i = 0; i < rows; i++) {
         qkv_row_state state = {.max = -INFINITY, .sum = 0.0f};

@@ -388,6 +388,8 @@ qkv_status qkv_check_scratch(const void *scratch, size_t size, size_t need,
         return QKV_OK;
     if (!scratch || size < need || (uintptr_t)scratch % QKV_SCRATCH_ALIGN != 0)
         return QKV_E_SCRATCH;
+    if (need > PTRDIFF_MAX) /* no memory is larger */
+        need = PTRDIFF_MAX;
 
     qkv_view area;
     area.data = (void *)(uintptr_t)scratch;

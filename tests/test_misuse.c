@@ -479,6 +479,41 @@ Test(misuse, asking_takes_no_time, .timeout = 60)
     }
 }
 
+/* Nor does computing nothing, of any number of rows. */
+Test(misuse, nothing_takes_no_time, .timeout = 60)
+{
+    const qkv_merge_desc merge = {.size = sizeof merge, .rows = INT64_C(1) << 62};
+    const qkv_kv_append_desc append = {
+        .size = sizeof append, .batch = INT64_C(1) << 59, .head_dim = 1};
+    cr_assert_eq(qkv_merge(&merge), QKV_OK);
+    cr_assert_eq(qkv_kv_append(&append), QKV_OK);
+    cr_assert_eq(qkv_scale_softmax(NULL, 0, NULL, 0, NULL, INT64_C(1) << 62, 0, 1.0f), QKV_OK);
+}
+
+/* An output within a worker's part, of scratch memory that is said to be without end. */
+Test(misuse, output_in_endless_scratch)
+{
+    enum { KEYS = 2000, DIM = 64 };
+    static float x[KEYS * DIM], out[DIM];
+    qkv_attention_desc d = {.size = sizeof d,
+                            .flags = QKV_SPLIT,
+                            .q_len = 1,
+                            .kv_len = KEYS,
+                            .head_dim = DIM,
+                            .query = {.data = x},
+                            .key = {.data = x},
+                            .value = {.data = x},
+                            .out = {.data = out}};
+    size_t bytes;
+    cr_assert_eq(qkv_attention_scratch_size(&d, 2, &bytes), QKV_OK);
+    char *scratch = scratch_alloc(bytes);
+    d.out.data = scratch + bytes - 4096;
+    const size_t sizes[] = {bytes, PTRDIFF_MAX, SIZE_MAX};
+    for (int i = 0; i < 3; i++)
+        expect_status("begin", "out", qkv_attention_begin(&d, scratch, sizes[i]), QKV_E_OVERLAP);
+    free(scratch);
+}
+
 /* Inputs that repeat one row and outputs that fit the address space, of which
  * something else does not: the sums of parts, what a task begins with, a mask. */
 Test(misuse, sizes_that_no_memory_holds)
