@@ -46,7 +46,7 @@
  *   a longer one is summed in blocks of 4096;
  * - exp: within 1 ulp on [-87.3, 0], exp(0) = 1, monotone; below that a
  *   denormal or 0, and 0 from -104 on;
- * - weights: relative error <= 2 ds + (log2(L/B) + 16) u, and they sum to
+ * - weights: relative error <= 2 ds + (ceil(log2(ceil(L/B))) + 16) u, and they sum to
  *   1 within (B + L/B + 16) u;
  * - attention: |error| <= sum_j weight_j |v_j| (2 ds + (B + L/B + 32) u).
  *
@@ -133,7 +133,8 @@ enum {
                                softcap that is negative, not finite or too small for the scale;
                                a stage of weights that there is not */
     QKV_E_ISA = 12,         /* no such ISA, or this machine does not support it */
-    QKV_E_INDEX = 13,       /* a task, a worker or an entry of the page table is out of range */
+    QKV_E_INDEX = 13,       /* a task, a worker or an entry of the page table is out of range, or
+                               pages of a shared prefix are not the same */
     QKV_E_UNSUPPORTED = 14, /* described correctly, but not offered by this version */
     QKV_E_SYSTEM = 15       /* the system has no memory or no thread left */
 };
@@ -461,8 +462,10 @@ typedef struct qkv_attention_desc {
      * With QKV_WINDOW: the query at position p sees the keys p - window_left
      * .. p + window_right only; a negative width has no limit. The first
      * 'sink_tokens' keys are always within the window. (The causal flag and
-     * the masks can still hide them.) The other keys outside are not read, nor
-     * are their values: time grows with the window, not with the length.
+     * the masks can still hide them.) Of the other keys outside, and their
+     * values, those in the blocks of at most QKV_KEY_BLOCK keys where the window
+     * begins and ends may be read, all others are not: time grows with the window,
+     * not with the length.
      * Without the flag all three are 0.
      */
     int64_t window_left, window_right, sink_tokens;
@@ -500,7 +503,8 @@ typedef struct qkv_attention_desc {
      * for every query and key, [batch][q_heads][q_len][kv_len], which
      * 'weights_stage' chooses. The matrix costs the time of making all logits
      * again: it is there to look at, and for small cases. Entries of keys that
-     * do not exist are 0, or -infinity with QKV_WEIGHTS_MASKED.
+     * do not exist are 0, or -infinity with QKV_WEIGHTS_MASKED; but all weights
+     * of a row whose sum is a NaN are NaN.
      */
     qkv_tensor row_max, weights;
 
@@ -582,8 +586,8 @@ QKV_API qkv_status qkv_attention_scratch_size(const qkv_attention_desc *desc, in
  * overlap: of a latent cache the values are a prefix of the keys, the same
  * memory with a smaller value_dim.
  *
- * Returns QKV_OK, or any of the codes above but QKV_E_ISA and QKV_E_INDEX,
- * in which case nothing is written. Since 0.1.
+ * Returns QKV_OK, or any of the codes above but QKV_E_ISA, in which case nothing
+ * is written. Since 0.1.
  */
 QKV_API qkv_status qkv_attention(const qkv_attention_desc *desc, void *scratch,
                                  size_t scratch_size);
@@ -770,8 +774,8 @@ typedef struct qkv_kv_append_desc {
  *   rounded to f16, as GGUF files have it.
  *
  * A scale beyond 65504 becomes that, with integers at their limits; where |d|
- * < 2^-126 the integers stand for 0. A NaN or an infinity makes all of its
- * block (QKV_I8: its row) NaN.
+ * < 2^-126 the integers stand for 0, and the scale of QKV_I8 is 0. A NaN or an infinity makes all
+ * of its block (QKV_I8: its row) NaN.
  *
  * No row of the cache but the new ones' is read or written. Rows of different
  * sequences must not be the same memory. Calls for different rows may run at
