@@ -24,6 +24,13 @@ enum {
     QKV_SHORT_KEYS = 32   /* most keys that are attended to all at once */
 };
 
+/* Asks for the line at p, which the drivers need soon. */
+#if defined(__GNUC__)
+#define QKV_PREFETCH(p) __builtin_prefetch(p)
+#else
+#define QKV_PREFETCH(p) ((void)(p))
+#endif
+
 /* y[i] = exp(x[i]), in place or not. For x > 0 nothing is promised. */
 typedef void qkv_exp_f32_fn(const float *x, float *y, int64_t n);
 

@@ -42,7 +42,7 @@ static void find_keys(const qkv_attention_problem *p, const qkv_kernels *k, cons
  * over queries that are looked at again. */
 static bool is_out_staged(const qkv_attention_problem *p)
 {
-    return p->out.dtype != QKV_F32 || p->weights.data || p->out.data == p->query.data;
+    return p->out.dtype != QKV_F32 || p->out.data == p->query.data;
 }
 
 static void find_rows(const qkv_attention_problem *p, const qkv_kernels *k, const qkv_row_run *run,
@@ -70,8 +70,9 @@ static void end_row(const qkv_attention_problem *p, const qkv_kernels *k, const 
 {
     const qkv_row_end end = qkv_end_row(p, k, *run, row, rows->states[row], scratch);
     float *out = rows->out[row];
-    for (int64_t d = 0; end.sums && d < p->value_dim; d++)
-        out[d] = end.total.sum == 0.0f ? 0.0f : end.sums[d] / end.total.sum;
+    if (end.sums)
+        for (int64_t d = 0; d < p->value_dim; d++)
+            out[d] = end.total.sum == 0.0f ? 0.0f : end.sums[d] / end.total.sum;
     qkv_store_row_numbers(p, *run, row, end.total);
     if (p->weights.data)
         qkv_store_weights(p, k, *run, row, end.total, scratch);
@@ -109,7 +110,8 @@ void qkv_run_short(const qkv_attention_problem *p, const qkv_attention_plan *pla
                                    .head_dim = p->head_dim,
                                    .value_dim = p->value_dim,
                                    .scale_log2 = p->scale_log2});
-    if (!is_out_staged(p) && !p->lse.data && !p->row_max.data && !has_extreme_row(p, run, &rows))
+    if (!is_out_staged(p) && !p->lse.data && !p->row_max.data && !p->weights.data &&
+        !has_extreme_row(p, run, &rows))
         return;
     for (int64_t i = 0; i < run->count; i++)
         end_row(p, k, run, i, &rows, scratch + layout.used);
@@ -118,8 +120,8 @@ void qkv_run_short(const qkv_attention_problem *p, const qkv_attention_plan *pla
 int64_t qkv_short_scratch(const qkv_attention_problem *p, int64_t rows)
 {
     qkv_layout layout = {.base = NULL};
-    qkv_next_part(&layout, QKV_SHORT_KEYS * p->head_dim);
-    qkv_next_part(&layout, QKV_SHORT_KEYS * p->value_dim);
+    qkv_next_part(&layout, p->key.dtype == QKV_F32 ? 0 : QKV_SHORT_KEYS * p->head_dim);
+    qkv_next_part(&layout, p->value.dtype == QKV_F32 ? 0 : QKV_SHORT_KEYS * p->value_dim);
     for (int64_t i = 0; i < rows; i++) {
         qkv_next_part(&layout, p->head_dim);
         qkv_next_part(&layout, p->value_dim);

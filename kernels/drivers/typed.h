@@ -9,13 +9,6 @@
 
 #include "internal.h"
 
-/* A line of a row that is needed soon. */
-#if defined(__GNUC__)
-#define QKV_PREFETCH(p) __builtin_prefetch(p)
-#else
-#define QKV_PREFETCH(p) ((void)(p))
-#endif
-
 /* One row of 'n' elements to f32 and from f32. */
 void qkv_widen_typed(const qkv_kernels *kernels, int32_t dtype, const void *row, const float *scale,
                      float *wide, int64_t n);
