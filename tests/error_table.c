@@ -205,16 +205,17 @@ static void dots(void)
 
 /* ------------------------------------------------------------- projections */
 
+enum { COLUMNS = 40, MOST_ROWS = 40 };
+
 /* Every row and every column is the same dot product, in all ways through the driver. */
 static double project(const stored_rows *x, const stored_rows *w, int32_t dtype, int64_t n,
-                      int64_t rows, double want, double bound)
+                      int64_t rows, const double *want, const double *bound)
 {
-    enum { COLUMNS = 40 };
     const int64_t size = qkv_bytes(dtype, 1);
     char *columns = allocate((size_t)(n * COLUMNS * size));
     for (int64_t i = 0; i < n * COLUMNS; i++)
         memcpy(columns + i * size, (char *)w->data + i / COLUMNS * size, (size_t)size);
-    float *out = allocate((size_t)(rows * COLUMNS) * sizeof *out);
+    float out[MOST_ROWS * COLUMNS];
     const qkv_project_desc desc = {
         .size = sizeof desc,
         .rows = rows,
@@ -227,27 +228,27 @@ static double project(const stored_rows *x, const stored_rows *w, int32_t dtype,
     qkv_project_scratch_size(&desc, &bytes);
     void *scratch = allocate(bytes);
     beyond |= qkv_project(&desc, scratch, bytes) != QKV_OK;
-    double worst = 0;
-    for (int64_t i = 0; i < rows * COLUMNS; i++)
-        worst = fmax(worst, fraction((double)out[i], want, bound));
     free(columns);
-    free(out);
     free(scratch);
-    return worst;
+    return worst_of(out, want, bound, rows * COLUMNS);
 }
 
 static void projections(int32_t dtype)
 {
-    static const int64_t lengths[] = {1, 7, 64, 1000, DOT_LONGEST}, rows[] = {1, 5, 40};
+    static const int64_t lengths[] = {1, 7, 64, 1000, DOT_LONGEST}, rows[] = {1, 5, MOST_ROWS};
     float *x = allocate(DOT_LONGEST * sizeof *x), *w = allocate(DOT_LONGEST * sizeof *w);
     for (int i = 0; i < DOT_INPUTS; i++) {
         double worst[QKV_ISA_COUNT] = {0};
         for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
-            double bound;
+            double want[MOST_ROWS * COLUMNS], bound[MOST_ROWS * COLUMNS];
             dot_inputs[i].fill(x, w, lengths[l]);
             const stored_rows xs = stored(x, 1, lengths[l], dtype);
             const stored_rows ws = stored(w, 1, lengths[l], dtype);
-            const double want = oracle_dot(x, w, lengths[l], &bound, NULL);
+            want[0] = oracle_dot(x, w, lengths[l], &bound[0], NULL);
+            for (int64_t c = 1; c < MOST_ROWS * COLUMNS; c++) {
+                want[c] = want[0];
+                bound[c] = bound[0];
+            }
             for (int isa = 0; isa < QKV_ISA_COUNT; isa++) {
                 if (!runs[isa])
                     continue;

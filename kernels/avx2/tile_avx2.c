@@ -323,10 +323,10 @@ QKV_INLINE __m256 softmax_vec(const qkv_tile_step_args *a, const spans *s, int v
  * not see: their weight is 0, but 0 times a NaN or infinity is a NaN.
  */
 static __attribute__((noinline)) __m256 careful_column(const qkv_tile_step_args *a, int v,
-                                                       const float *column)
+                                                       int64_t keys, const float *column)
 {
     __m256 acc = _mm256_setzero_ps();
-    for (int64_t j = 0; j < a->kv_len; j++) {
+    for (int64_t j = 0; j < keys; j++) {
         const __m256 p = _mm256_loadu_ps(a->logits + j * TILE + v * LANES);
         const __m256 sum = _mm256_fmadd_ps(p, _mm256_broadcast_ss(column + j * PANEL), acc);
         acc = _mm256_blendv_ps(acc, sum, visible(a, v, j));
@@ -411,7 +411,8 @@ QKV_INLINE void values_block(const qkv_tile_step_args *a, const spans *s, int64_
         QKV_UNROLL
         for (int v = 0; v < n_vecs; v++) {
             if (a->end && any_nan(acc[c][v]))
-                acc[c][v] = careful_column(a, v, values + c / PANEL * panel_size + c % PANEL);
+                acc[c][v] =
+                    careful_column(a, v, s->end[v], values + c / PANEL * panel_size + c % PANEL);
             float *out = a->out + (d + c) * TILE + v * LANES;
             _mm256_storeu_ps(out, _mm256_fmadd_ps(_mm256_loadu_ps(out), rescale[v], acc[c][v]));
         }

@@ -158,7 +158,8 @@ static void damage(input *in, qkv_attention_desc *d)
     }
 }
 
-/* What the plain oracle knows: no option of those that came after 0.1. */
+/* What the plain oracle knows: no option of those that came after 0.1, and logits that
+ * f32 can hold, of the dot products that fill() leads to. */
 static bool is_plain(const qkv_attention_desc *d)
 {
     static const qkv_attention_desc none;
@@ -169,7 +170,7 @@ static bool is_plain(const qkv_attention_desc *d)
     qkv_attention_desc copy = *d;
     for (int i = 0; i < TENSORS; i++)
         plain &= tensor_of(&copy, i)->dtype <= QKV_BF16;
-    return plain && d->size == sizeof *d;
+    return plain && d->size == sizeof *d && fabsf(d->scale) <= 0x1p100f;
 }
 
 /* ----------------------------------------------------------------- memory */
