@@ -168,6 +168,7 @@ static int64_t quarter_of(int64_t keys)
     return keys >= STREAMS * STREAM_KEYS ? keys / STREAMS : 0;
 }
 
+/* From the order of a list to that of the keys, and back. */
 static void put_in_order(const float *listed, int64_t n, float *ordered)
 {
     const int64_t quarter = quarter_of(n), streamed = STREAMS * quarter;
