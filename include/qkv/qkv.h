@@ -567,8 +567,8 @@ QKV_API qkv_status qkv_alibi_slopes(float *slopes, int64_t heads);
  * bytes more for each key/value head of each sequence, and where a key/value
  * head has R <= 16 query rows (q_heads / kv_heads * q_len), about
  * 4 * R * (value_dim + 2) bytes for each of its parts of the keys: one for
- * every 512 keys, at most 64 (with more rows, as much as for 16, until the
- * lengths tell otherwise). Without arrays of lengths this counts the
+ * every 512 keys, at most 64; with more rows as much as for 16, since calls
+ * with fewer may follow. Without arrays of lengths this counts the
  * longest that a sequence may be, so that the size for the most sequences and
  * keys of a model serves every batch of it.
  * Returns QKV_OK, what qkv_attention() would return for the descriptor,
