@@ -298,7 +298,7 @@ void qkv_run_cut(const qkv_attention_problem *p, const qkv_attention_plan *plan,
         run.count = cut->rows - run.first;
 
     if (cut->route == QKV_ROUTE_SHORT)
-        qkv_run_short(p, plan, &run, scratch);
+        qkv_run_short(p, plan, run, scratch);
     else if (cut->route == QKV_ROUTE_TILE)
         qkv_run_tiles(p, plan, run, scratch);
     else

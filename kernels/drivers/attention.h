@@ -147,7 +147,7 @@ void qkv_run_rows(const qkv_attention_problem *problem, const qkv_attention_plan
 
 /* All rows of a key/value head, no more than plan->short_rows, on at most QKV_SHORT_KEYS keys. */
 void qkv_run_short(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
-                   const qkv_row_run *run, float *scratch);
+                   qkv_row_run run, float *scratch);
 
 /* What one part of the keys gives a run's rows, not normalised: [row][value_dim]
  * and [row]. */
