@@ -340,7 +340,7 @@ static void expect_rows(const rows *r, const void *memory, const double *want, c
             REQUIRE(isnan(got[i]));
         else if (isinf(want[i]))
             REQUIRE(got[i] == want[i]);
-        else
+        else if (most < HUGE_VAL) /* beyond, and as a NaN, the bound says nothing */
             REQUIRE(fabs(got[i] - want[i]) <= most);
     }
     free(got);
