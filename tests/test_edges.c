@@ -189,6 +189,34 @@ static void expect_row(line *x, int64_t i, float out, float lse)
     }
 }
 
+/* 0 times infinity or a NaN is a NaN where the key is seen: for 1 row and for 30, with a
+ * mask and without, and whatever weight of 0 it has. */
+Test(edges, odd_values_of_weight_0)
+{
+    const float odd[] = {INFINITY, -INFINITY, NAN};
+    for (int64_t q_len = 1; q_len <= 30; q_len += 29) {
+        for (int i = 0; i < 6; i++) {
+            const float mask[3] = {0.0f, -1e4f, 0.0f};
+            line x = line_make(q_len, 3);
+            if (i < 3)
+                x.desc.mask =
+                    (qkv_mask){.data = mask, .stride_key = 1, .flags = QKV_TENSOR_STRIDED};
+            for (int j = 0; j < q_len; j++)
+                x.q[j] = 1.0f;
+            x.k[1] = i < 3 ? 0.0f : -1e4f;
+            x.v[1] = odd[i % 3];
+            for_each_isa(isa)
+            {
+                context("%s, %d queries, case %d", qkv_isa_name(), (int)q_len, i);
+                cr_assert_eq(line_run(&x), QKV_OK);
+                for (int64_t row = 0; row < q_len; row++)
+                    cr_assert(isnan(x.out[row]));
+                tally(isa, 1);
+            }
+        }
+    }
+}
+
 /* Finite numbers hide nothing, -infinity everything; for 1 row and for 30. */
 Test(edges, additive_masks)
 {

@@ -159,6 +159,18 @@ Test(layer, project)
                                          .w_type = (int32_t)rng_int(&r, QKV_F32, QKV_BF16),
                                          .y_type = (int32_t)rng_int(&r, QKV_F32, QKV_BF16)});
     check_project(&r, (project_case){.batch = 1, .rows = 2, .in = 4100, .heads = 1, .dim = 7});
+    for (int64_t rows = 1; rows <= 3; rows++)
+        check_project(&r, (project_case){.batch = 3,
+                                         .rows = rows,
+                                         .in = 9,
+                                         .heads = 1,
+                                         .dim = 10,
+                                         .input = LAYOUT_PADDED,
+                                         .out = LAYOUT_PADDED});
+    /* Several blocks of an output that is rounded. */
+    check_project(&r,
+                  (project_case){
+                      .batch = 1, .rows = 200, .in = 8, .heads = 1, .dim = 300, .y_type = QKV_F16});
     check_project(
         &r,
         (project_case){.batch = 1, .rows = 3, .in = 8, .heads = 3, .dim = 300, .out = LAYOUT_BSHD});
