@@ -163,9 +163,9 @@ QKV_INLINE void dot_rest(const qkv_dot_args *a, int64_t row, int64_t key, int64_
 
 /*
  * The functions of a type, each by itself: inlined into one, GCC runs out of
- * registers. dot_keys_<t>() takes all rows against at most KEYS keys.
+ * registers.
  */
-#define DOT(t, type)                                                                               \
+#define DOT_STEPS(t, type)                                                                         \
     static QKV_NOINLINE void dot_4_rows_##t(const qkv_dot_args *a, int64_t row, int64_t key,       \
                                             int64_t end)                                           \
     {                                                                                              \
@@ -186,11 +186,13 @@ QKV_INLINE void dot_rest(const qkv_dot_args *a, int64_t row, int64_t key, int64_
     {                                                                                              \
         dot_rest(a, row, key, end, type);                                                          \
     }                                                                                              \
-    static void dot_##t(const qkv_dot_args *a)                                                     \
+    static const dot_steps steps_##t = {dot_4_rows_##t, dot_2_rows_##t, dot_1_row_##t,             \
+                                        dot_rest_##t};
+#define DOT(name, t, type)                                                                         \
+    DOT_STEPS(t, type)                                                                             \
+    void name(const qkv_dot_args *a)                                                               \
     {                                                                                              \
-        static const dot_steps steps = {dot_4_rows_##t, dot_2_rows_##t, dot_1_row_##t,             \
-                                        dot_rest_##t};                                             \
-        dot(a, &steps);                                                                            \
+        dot(a, &steps_##t);                                                                        \
     }
 
 typedef void dot_step(const qkv_dot_args *a, int64_t row, int64_t key, int64_t end);
@@ -245,26 +247,11 @@ static void dot(const qkv_dot_args *a, const dot_steps *steps)
     }
 }
 
-DOT(f32, KV_F32)
-DOT(f16, KV_F16)
-DOT(bf16, KV_BF16)
-DOT(half, KV_HALF)
-DOT(e5m2, KV_E5M2)
-
-void qkv_dot_f32_avx2(const qkv_dot_args *a)
-{
-    dot_f32(a);
-}
-
-void qkv_dot_f16_avx2(const qkv_dot_args *a)
-{
-    dot_f16(a);
-}
-
-void qkv_dot_bf16_avx2(const qkv_dot_args *a)
-{
-    dot_bf16(a);
-}
+DOT(qkv_dot_f32_avx2, f32, KV_F32)
+DOT(qkv_dot_f16_avx2, f16, KV_F16)
+DOT(qkv_dot_bf16_avx2, bf16, KV_BF16)
+DOT(qkv_dot_f8_e5m2_avx2, e5m2, KV_E5M2)
+DOT_STEPS(half, KV_HALF)
 
 enum { HALVES = 8192 }; /* of keys on their way, in half of the first-level cache */
 
@@ -285,11 +272,6 @@ void qkv_dot_f8_e4m3_avx2(const qkv_dot_args *a)
             list_rows((const char *)a->keys + key * a->keys_stride, a->keys_stride, b.kv_len, keys);
         halves_of_e4m3(a->keys_at ? a->keys_at + key : keys, b.kv_len, 0, a->head_dim, halves,
                        stride);
-        dot_half(&b);
+        dot(&b, &steps_half);
     }
-}
-
-void qkv_dot_f8_e5m2_avx2(const qkv_dot_args *a)
-{
-    dot_e5m2(a);
 }

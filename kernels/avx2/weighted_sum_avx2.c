@@ -528,65 +528,25 @@ static void weighted_sum(const qkv_weighted_sum_args *a, const sum_steps *s)
     {                                                                                              \
         sum_1_row(p, columns, type_);                                                              \
     }
-#define WEIGHTED_SUM(t, type_)                                                                     \
-    SUM_STEPS(t, type_)                                                                            \
-    static void weighted_sum_##t(const qkv_weighted_sum_args *a)                                   \
+#define WEIGHTED_SUM(name, t, type_)                                                               \
+    void name(const qkv_weighted_sum_args *a)                                                      \
     {                                                                                              \
         static const sum_steps steps = {sum_4_rows_##t, sum_2_rows_##t, sum_1_row_##t, type_};     \
         weighted_sum(a, &steps);                                                                   \
     }
-WEIGHTED_SUM(f32, KV_F32)
-WEIGHTED_SUM(f16, KV_F16)
-WEIGHTED_SUM(bf16, KV_BF16)
-WEIGHTED_SUM(i8, KV_I8)
-WEIGHTED_SUM(e5m2, KV_E5M2)
+SUM_STEPS(f32, KV_F32)
+SUM_STEPS(f16, KV_F16)
+SUM_STEPS(bf16, KV_BF16)
+SUM_STEPS(i8, KV_I8)
+SUM_STEPS(e5m2, KV_E5M2)
 SUM_STEPS(half, KV_HALF)
-WEIGHTED_SUM(q8_0, KV_Q8_0)
-WEIGHTED_SUM(q4_0, KV_Q4_0)
-
-/* e4m3 is summed as f16. */
-static void weighted_sum_e4m3(const qkv_weighted_sum_args *a)
-{
-    static const sum_steps steps = {sum_4_rows_half, sum_2_rows_half, sum_1_row_half, KV_E4M3};
-    weighted_sum(a, &steps);
-}
-
-void qkv_weighted_sum_f32_avx2(const qkv_weighted_sum_args *a)
-{
-    weighted_sum_f32(a);
-}
-
-void qkv_weighted_sum_f16_avx2(const qkv_weighted_sum_args *a)
-{
-    weighted_sum_f16(a);
-}
-
-void qkv_weighted_sum_bf16_avx2(const qkv_weighted_sum_args *a)
-{
-    weighted_sum_bf16(a);
-}
-
-void qkv_weighted_sum_i8_avx2(const qkv_weighted_sum_args *a)
-{
-    weighted_sum_i8(a);
-}
-
-void qkv_weighted_sum_f8_e4m3_avx2(const qkv_weighted_sum_args *a)
-{
-    weighted_sum_e4m3(a);
-}
-
-void qkv_weighted_sum_f8_e5m2_avx2(const qkv_weighted_sum_args *a)
-{
-    weighted_sum_e5m2(a);
-}
-
-void qkv_weighted_sum_q8_0_avx2(const qkv_weighted_sum_args *a)
-{
-    weighted_sum_q8_0(a);
-}
-
-void qkv_weighted_sum_q4_0_avx2(const qkv_weighted_sum_args *a)
-{
-    weighted_sum_q4_0(a);
-}
+SUM_STEPS(q8_0, KV_Q8_0)
+SUM_STEPS(q4_0, KV_Q4_0)
+WEIGHTED_SUM(qkv_weighted_sum_f32_avx2, f32, KV_F32)
+WEIGHTED_SUM(qkv_weighted_sum_f16_avx2, f16, KV_F16)
+WEIGHTED_SUM(qkv_weighted_sum_bf16_avx2, bf16, KV_BF16)
+WEIGHTED_SUM(qkv_weighted_sum_i8_avx2, i8, KV_I8)
+WEIGHTED_SUM(qkv_weighted_sum_f8_e5m2_avx2, e5m2, KV_E5M2)
+WEIGHTED_SUM(qkv_weighted_sum_f8_e4m3_avx2, half, KV_E4M3) /* summed as f16 */
+WEIGHTED_SUM(qkv_weighted_sum_q8_0_avx2, q8_0, KV_Q8_0)
+WEIGHTED_SUM(qkv_weighted_sum_q4_0_avx2, q4_0, KV_Q4_0)
