@@ -168,23 +168,16 @@ static int64_t quarter_of(int64_t keys)
     return keys >= STREAMS * STREAM_KEYS ? keys / STREAMS : 0;
 }
 
-/* From the order of a list to that of the keys, and back. */
-static void put_in_order(const float *listed, int64_t n, float *ordered)
+/* The keys' order made the list's, or the other way round. */
+static inline void reorder(const float *from, int64_t n, float *to, const bool to_list)
 {
     const int64_t quarter = quarter_of(n), streamed = STREAMS * quarter;
     for (int64_t j = 0; j < quarter; j++)
-        for (int i = 0; i < STREAMS; i++)
-            ordered[i * quarter + j] = listed[j * STREAMS + i];
-    memcpy(ordered + streamed, listed + streamed, (size_t)(n - streamed) * sizeof *ordered);
-}
-
-static void put_in_turn(const float *ordered, int64_t n, float *listed)
-{
-    const int64_t quarter = quarter_of(n), streamed = STREAMS * quarter;
-    for (int64_t j = 0; j < quarter; j++)
-        for (int i = 0; i < STREAMS; i++)
-            listed[j * STREAMS + i] = ordered[i * quarter + j];
-    memcpy(listed + streamed, ordered + streamed, (size_t)(n - streamed) * sizeof *listed);
+        for (int i = 0; i < STREAMS; i++) {
+            const int64_t listed = j * STREAMS + i, ordered = i * quarter + j;
+            to[to_list ? listed : ordered] = from[to_list ? ordered : listed];
+        }
+    memcpy(to + streamed, from + streamed, (size_t)(n - streamed) * sizeof *to);
 }
 
 /* Lists n keys, one of each of 'streams' parts in turn, which are the keys from
@@ -405,12 +398,12 @@ static void run_block(const qkv_attention_problem *p, const qkv_kernels *k, cons
     for (int64_t i = 0; i < block.rows; i++) {
         const int64_t at = i * QKV_KEY_BLOCK, row = block.row + i;
         if (ordered)
-            put_in_order(listed + at, kv_len, s->logits + at);
+            reorder(listed + at, kv_len, s->logits + at, false);
         rescale[i] = row_softmax(
             p, k, place_in(p, pass, row), block.keys, clip(block.ranges->row[row], block.keys),
             qkv_has_bias(p) ? s->bias + at : NULL, s->logits + at, &states[row]);
         if (ordered)
-            put_in_turn(s->logits + at, kv_len, listed + at);
+            reorder(s->logits + at, kv_len, listed + at, true);
     }
     block_values(p, k, pass, block, listed, rescale, careful, out);
     if (careful)

@@ -43,10 +43,8 @@ void qkv_store_weights(const qkv_attention_problem *p, const qkv_kernels *k, qkv
     float *out = qkv_row_of(&p->weights, p, run, row);
     const bool softmax = p->weights_stage == QKV_WEIGHTS_SOFTMAX;
     const bool masked = p->weights_stage == QKV_WEIGHTS_MASKED;
-    qkv_fill(out, p->weights.dim,
-             masked                        ? -INFINITY
-             : softmax && isnan(total.sum) ? total.sum
-                                           : 0.0f);
+    const float unseen = softmax && isnan(total.sum) ? total.sum : 0.0f;
+    qkv_fill(out, p->weights.dim, masked ? -INFINITY : unseen);
     if (!softmax && !masked) {
         store_range(&anew, (qkv_range){0, place.sequence->kv_len}, total, out);
         return;
