@@ -542,6 +542,15 @@ Test(layer, self_attention_types)
     }
 }
 
+static void run_layer(const qkv_self_attention_desc *d)
+{
+    size_t bytes = 1;
+    cr_assert_eq(qkv_self_attention_scratch_size(d, &bytes), QKV_OK);
+    void *scratch = scratch_alloc(bytes);
+    cr_assert_eq(qkv_self_attention(d, scratch, bytes), QKV_OK);
+    free(scratch);
+}
+
 /* Logits beyond what units of log2(e) hold: 3.2e38 and half of it. */
 Test(layer, extreme_logits)
 {
@@ -558,11 +567,7 @@ Test(layer, extreme_logits)
                                      .wv = {.weight = &one},
                                      .out = {.data = y},
                                      .lse = {.data = lse}};
-        size_t bytes = 0;
-        cr_assert_eq(qkv_self_attention_scratch_size(&d, &bytes), QKV_OK);
-        void *scratch = scratch_alloc(bytes);
-        cr_assert_eq(qkv_self_attention(&d, scratch, bytes), QKV_OK);
-        free(scratch);
+        run_layer(&d);
         for (int i = 0; i < 2; i++) {
             context("%s, row %d", qkv_isa_name(), i);
             cr_assert(y[i] == 1.0f);
@@ -586,12 +591,8 @@ Test(layer, empty_sequence)
                                      .wk = {.weight = w},
                                      .wv = {.weight = w},
                                      .out = {.data = y}};
-        size_t bytes = 1;
         canary_fill(y, 4);
-        cr_assert_eq(qkv_self_attention_scratch_size(&d, &bytes), QKV_OK);
-        void *scratch = scratch_alloc(bytes);
-        cr_assert_eq(qkv_self_attention(&d, scratch, bytes), QKV_OK);
-        free(scratch);
+        run_layer(&d);
         cr_assert(canary_intact(y, 4));
         tally(isa, 1);
     }

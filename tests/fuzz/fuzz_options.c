@@ -21,7 +21,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { BATCH_MOST = 3, HEADS_MOST = 8, ENTRIES_MOST = 128 };
+enum { BATCH_MOST = 3, HEADS_MOST = 8, ENTRIES_MOST = 128, MOST_WORK = 1 << 21 };
 
 #define REQUIRE(condition)                                                                         \
     do {                                                                                           \
@@ -174,8 +174,7 @@ static bool fits(const qkv_attention_desc *d)
                            : d->page_size       ? (d->kv_len + d->page_size - 1) / d->page_size
                                                 : 0;
     const int64_t pairs = d->batch * d->q_heads * d->q_len * d->kv_len;
-    return stride * d->batch <= ENTRIES_MOST && pairs * (d->head_dim + d->value_dim) <= INT64_C(1)
-                                                                                            << 21;
+    return stride * d->batch <= ENTRIES_MOST && pairs * (d->head_dim + d->value_dim) <= MOST_WORK;
 }
 
 static void take_adjustments(input *in, problem *p)
