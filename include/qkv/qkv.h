@@ -46,8 +46,8 @@
  *   a longer one is summed in blocks of 4096;
  * - exp: within 1 ulp on [-87.3, 0], exp(0) = 1, monotone; below that a
  *   denormal or 0, and 0 from -104 on;
- * - weights: relative error <= 2 ds + (ceil(log2(ceil(L/B))) + 16) u, and they sum to
- *   1 within (B + L/B + 16) u;
+ * - weights: relative error <= 2 ds + (ceil(log2(ceil(L/B))) + 16) u, and they
+ *   sum to 1 within (B + L/B + 16) u;
  * - attention: |error| <= sum_j weight_j |v_j| (2 ds + (B + L/B + 32) u).
  *
  * With keys of QKV_Q8_0, QKV_Q4_0 or QKV_I8 the queries may be rounded to 16 bits
@@ -465,8 +465,7 @@ typedef struct qkv_attention_desc {
      * the masks can still hide them.) Of the other keys outside, and their
      * values, those in the blocks of at most QKV_KEY_BLOCK keys where the window
      * begins and ends may be read, all others are not: time grows with the window,
-     * not with the length.
-     * Without the flag all three are 0.
+     * not with the length. Without the flag all three are 0.
      */
     int64_t window_left, window_right, sink_tokens;
 
@@ -775,8 +774,8 @@ typedef struct qkv_kv_append_desc {
  *   rounded to f16, as GGUF files have it.
  *
  * A scale beyond 65504 becomes that, with integers at their limits; where |d|
- * < 2^-126 the integers stand for 0, and the scale of QKV_I8 is 0. A NaN or an infinity makes all
- * of its block (QKV_I8: its row) NaN.
+ * < 2^-126 the integers stand for 0, and the scale of QKV_I8 is 0. A NaN or an
+ * infinity makes all of its block (QKV_I8: its row) NaN.
  *
  * No row of the cache but the new ones' is read or written. Rows of different
  * sequences must not be the same memory. Calls for different rows may run at
