@@ -10,11 +10,14 @@
  * ports that multiply-adds leave free. 4 x 2 takes 14 for 8 multiply-adds,
  * and was a tenth slower with another thread on the same core.
  *
- * Accumulators are summed across their lanes 8 or 4 at a time, 8 by 7
- * additions and 14 shuffles and blends. Every score has one accumulator and
- * the same tree, ((0+4)+(2+6)) + ((1+5)+(3+7)), so its bits do not depend on
- * its place. Keys run in the outer loop, 24 at a time: each is fetched once
- * and served from the first-level cache to further queries.
+ * Every score has one accumulator and the same tree across its lanes, ((0+4)+(2+6))
+ * + ((1+5)+(3+7)), so its bits do not depend on its place. What happens between two
+ * triples of keys is not hidden under multiply-adds: instructions are what a core
+ * shared by two threads runs out of. Four rows' accumulators are therefore only
+ * brought down to pairs there, and 8 keys' pairs become scores at once; score by
+ * score, a call on 128 columns took a tenth longer. Keys run in the outer loop,
+ * 24 at a time: each is fetched once and served from the first-level cache to
+ * further queries.
  */
 #include "kv_avx2.h"
 
@@ -88,12 +91,10 @@ QKV_INLINE bool has_factor(const int type)
     return kv_unit(type) != 1.0f;
 }
 
-QKV_INLINE void store_8(const qkv_dot_args *a, int64_t row, int64_t key, const int n_rows,
-                        const int type, __m256 sums)
+/* Scores in the unit of the type. */
+QKV_INLINE __m256 with_factor(__m256 sums, const int type)
 {
-    if (has_factor(type))
-        sums = _mm256_mul_ps(sums, _mm256_set1_ps(kv_unit(type)));
-    store_scores(a, row, key, n_rows, sums);
+    return has_factor(type) ? _mm256_mul_ps(sums, _mm256_set1_ps(kv_unit(type))) : sums;
 }
 
 QKV_INLINE void store_1(const qkv_dot_args *a, int64_t row, int64_t key, const int type, float sum)
@@ -104,31 +105,44 @@ QKV_INLINE void store_1(const qkv_dot_args *a, int64_t row, int64_t key, const i
     *score = a->accumulate ? *score + sum : sum;
 }
 
-/* 4 rows against 3 keys at a time. */
+/* 4 rows against n_keys keys: their lane sums, each key's down to a vector. */
+QKV_INLINE void sum_pairs(const qkv_dot_args *a, places *p, int64_t key, const int n_keys,
+                          const int type, float *pairs)
+{
+    __m256 acc[ACCS];
+    QKV_UNROLL
+    for (int k = 0; k < n_keys; k++)
+        p->keys[k] = a->keys_at[key + k];
+    prefetch_keys(a, key, n_keys, a->head_dim * kv_size(type));
+    lane_sums(p, a->head_dim, 4, n_keys, type, acc);
+    QKV_UNROLL
+    for (int k = 0; k < n_keys; k++)
+        _mm256_store_ps(pairs + k * LANES, pairs_of_4(acc[k], acc[n_keys + k], acc[2 * n_keys + k],
+                                                      acc[3 * n_keys + k]));
+}
+
+/* 4 rows, 3 keys at a time, and the last ones one by one. */
 QKV_INLINE void dot_4_rows(const qkv_dot_args *a, int64_t row, int64_t key, int64_t end,
                            const int type)
 {
-    const int64_t head_dim = a->head_dim;
+    _Alignas(32) float pairs[KEYS * LANES];
     places p = places_of(a, row, key, 4, 1);
-    for (; key + 3 <= end; key += 3) {
-        __m256 acc[ACCS];
-        QKV_UNROLL
-        for (int k = 0; k < 3; k++)
-            p.keys[k] = a->keys_at[key + k];
-        prefetch_keys(a, key, 3, head_dim * kv_size(type));
-        lane_sums(&p, head_dim, 4, 3, type, acc);
-        /* The sums of two keys, four rows each, are interleaved. */
-        const __m256 first[8] = {acc[0], acc[1], acc[3], acc[4], acc[6], acc[7], acc[9], acc[10]};
-        const __m256 sums = hsum8(first);
-        const __m128 third = hsum4_acbd(acc[2], acc[8], acc[5], acc[11]);
-        const __m128 k0 = _mm256_castps256_ps128(sums), k1 = _mm256_extractf128_ps(sums, 1);
-        store_8(a, row, key, 4, type,
-                _mm256_set_m128(_mm_unpackhi_ps(k0, k1), _mm_unpacklo_ps(k0, k1)));
-        const __m128 high = _mm_movehl_ps(third, third);
-        store_1(a, row, key + 2, type, _mm_cvtss_f32(third));
-        store_1(a, row + 1, key + 2, type, _mm_cvtss_f32(_mm_movehdup_ps(third)));
-        store_1(a, row + 2, key + 2, type, _mm_cvtss_f32(high));
-        store_1(a, row + 3, key + 2, type, _mm_cvtss_f32(_mm_movehdup_ps(high)));
+    for (int64_t n; key < end; key += n) {
+        int64_t j = 0;
+        n = end - key < KEYS ? end - key : KEYS;
+        for (; j + 3 <= n; j += 3)
+            sum_pairs(a, &p, key + j, 3, type, pairs + j * LANES);
+        for (; j < n; j++)
+            sum_pairs(a, &p, key + j, 1, type, pairs + j * LANES);
+        for (; j % LANES; j++)
+            _mm256_store_ps(pairs + j * LANES, _mm256_setzero_ps());
+        for (j = 0; j < n; j += LANES) {
+            __m256 scores[4];
+            scores_of_pairs(pairs + j * LANES, scores);
+            QKV_UNROLL
+            for (int r = 0; r < 4; r++)
+                store_scores(a, row + r, key + j, n - j, with_factor(scores[r], type));
+        }
     }
 }
 
@@ -145,7 +159,11 @@ QKV_INLINE void dot_few_rows(const qkv_dot_args *a, int64_t row, int64_t key, in
         QKV_UNROLL
         for (int i = 0; i < 8; i++)
             x[i % 4 * 2 + i / 4] = acc[i];
-        store_8(a, row, key, n_rows, type, hsum8(x));
+        const __m256 sums = with_factor(hsum8(x), type);
+        if (n_rows == 2)
+            store_scores_2(a, row, key, sums);
+        else
+            store_scores(a, row, key, LANES, sums);
     }
 }
 
@@ -205,11 +223,8 @@ static void dot_keys(const qkv_dot_args *a, int64_t key, int64_t end, const dot_
 {
     const int64_t n = end - key;
     int64_t row = 0;
-    for (; row + 4 <= a->rows; row += 4) {
+    for (; row + 4 <= a->rows; row += 4)
         steps->four(a, row, key, end);
-        for (int64_t r = row; n % 3 && r < row + 4; r++)
-            steps->rest(a, r, end - n % 3, end);
-    }
     if (row + 2 <= a->rows) {
         steps->two(a, row, key, end);
         for (int64_t r = row; n % 4 && r < row + 2; r++)

@@ -219,14 +219,37 @@ QKV_INLINE __m256 hsum8(const __m256 x[8])
     return _mm256_add_ps(_mm256_shuffle_ps(s, t, 0x88), _mm256_shuffle_ps(s, t, 0xdd));
 }
 
-/* The sums of a, c, b, d, and of one alone, by the same tree. */
-QKV_INLINE __m128 hsum4_acbd(__m256 a, __m256 b, __m256 c, __m256 d)
+/*
+ * The same tree but for its last addition: the pairs of 4 rows with one key,
+ * [a b | c d].
+ */
+QKV_INLINE __m256 pairs_of_4(__m256 a, __m256 b, __m256 c, __m256 d)
 {
-    const __m256 s = add_quarters(add_halves(a, b), add_halves(c, d));
-    const __m128 low = _mm256_castps256_ps128(s), high = _mm256_extractf128_ps(s, 1);
-    return _mm_add_ps(_mm_shuffle_ps(low, high, 0x88), _mm_shuffle_ps(low, high, 0xdd));
+    return add_quarters(add_halves(a, c), add_halves(b, d));
 }
 
+/* The scores of 4 rows with 8 keys from the pairs of each key. */
+QKV_INLINE void scores_of_pairs(const float *pairs, __m256 scores[4])
+{
+    __m256 x[4]; /* of two keys: [a b a b | c d c d] */
+    QKV_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const __m256 even = _mm256_load_ps(pairs + 2 * i * LANES);
+        const __m256 odd = _mm256_load_ps(pairs + (2 * i + 1) * LANES);
+        x[i] =
+            _mm256_add_ps(_mm256_shuffle_ps(even, odd, 0x88), _mm256_shuffle_ps(even, odd, 0xdd));
+    }
+    const __m256 ac0 = _mm256_shuffle_ps(x[0], x[1], 0x88),
+                 ac1 = _mm256_shuffle_ps(x[2], x[3], 0x88);
+    const __m256 bd0 = _mm256_shuffle_ps(x[0], x[1], 0xdd),
+                 bd1 = _mm256_shuffle_ps(x[2], x[3], 0xdd);
+    scores[0] = _mm256_permute2f128_ps(ac0, ac1, 0x20);
+    scores[1] = _mm256_permute2f128_ps(bd0, bd1, 0x20);
+    scores[2] = _mm256_permute2f128_ps(ac0, ac1, 0x31);
+    scores[3] = _mm256_permute2f128_ps(bd0, bd1, 0x31);
+}
+
+/* One alone. */
 QKV_INLINE float hsum1(__m256 x)
 {
     const __m128 x4 = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -234,28 +257,26 @@ QKV_INLINE float hsum1(__m256 x)
     return _mm_cvtss_f32(_mm_add_ss(x2, _mm_movehdup_ps(x2)));
 }
 
-/* Stores, or adds, 8 scores: n_rows rows of 8 / n_rows keys each. */
-QKV_INLINE void store_scores(const qkv_dot_args *a, int64_t row, int64_t key, const int n_rows,
+/* Stores, or adds, the first n of 8 scores of one row. */
+QKV_INLINE void store_scores(const qkv_dot_args *a, int64_t row, int64_t key, int64_t n,
                              __m256 sums)
 {
-    const int n_keys = 8 / n_rows;
     float *scores = a->scores + row * a->scores_stride + key;
-    __m128 part[2] = {_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)};
-    QKV_UNROLL
-    for (int i = 0; i < 2; i++) {
-        float *to = n_keys == 8 ? scores + 4 * i : scores + i * n_rows / 2 * a->scores_stride;
-        if (n_keys >= 4) {
-            if (a->accumulate)
-                part[i] = _mm_add_ps(_mm_loadu_ps(to), part[i]);
-            _mm_storeu_ps(to, part[i]);
-            continue;
-        }
-        __m64 *first = (__m64 *)(void *)to, *second = (__m64 *)(void *)(to + a->scores_stride);
-        if (a->accumulate)
-            part[i] = _mm_add_ps(_mm_loadh_pi(_mm_loadl_pi(part[i], first), second), part[i]);
-        _mm_storel_pi(first, part[i]);
-        _mm_storeh_pi(second, part[i]);
+    if (n < LANES) {
+        store_tail(scores, n, a->accumulate ? _mm256_add_ps(load_tail(scores, n), sums) : sums);
+        return;
     }
+    _mm256_storeu_ps(scores, a->accumulate ? _mm256_add_ps(_mm256_loadu_ps(scores), sums) : sums);
+}
+
+/* Stores, or adds, 4 scores of each of two rows. */
+QKV_INLINE void store_scores_2(const qkv_dot_args *a, int64_t row, int64_t key, __m256 sums)
+{
+    float *scores = a->scores + row * a->scores_stride + key;
+    const __m128 part[2] = {_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)};
+    QKV_UNROLL
+    for (int i = 0; i < 2; i++, scores += a->scores_stride)
+        _mm_storeu_ps(scores, a->accumulate ? _mm_add_ps(_mm_loadu_ps(scores), part[i]) : part[i]);
 }
 
 #endif

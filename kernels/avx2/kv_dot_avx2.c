@@ -181,25 +181,38 @@ static QKV_NOINLINE float exact_score(const qkv_dot_args *a, int64_t row, int64_
     return hsum1(acc);
 }
 
-/* 8 sums of n_rows rows, multiplied by the scales of rows and keys. */
-QKV_INLINE void store_8(const qkv_dot_args *a, const int_rows *rows, int64_t first, int row,
-                        int64_t key, const int n_rows, const int type, __m256 sums)
+/* The scales of up to 8 keys of i8. */
+QKV_INLINE __m256 key_scales(const qkv_dot_args *a, int64_t key, int64_t n)
 {
-    const int n_keys = 8 / n_rows;
-    float scales[8];
-    QKV_UNROLL
-    for (int i = 0; i < 8; i++)
-        scales[i] = rows->scale[row + i / n_keys];
-    sums = _mm256_mul_ps(sums, _mm256_setr_ps(scales[0], scales[1], scales[2], scales[3], scales[4],
-                                              scales[5], scales[6], scales[7]));
+    const float *at = a->key_scales + key * a->key_scales_stride;
+    if (a->key_scales_stride == 1)
+        return n < LANES ? load_tail(at, n) : _mm256_loadu_ps(at);
+    float scales[LANES] = {0};
+    for (int64_t k = 0; k < n && k < LANES; k++)
+        scales[k] = at[k * a->key_scales_stride];
+    return _mm256_loadu_ps(scales);
+}
+
+/* Up to 8 sums of one row, multiplied by the scales of the row and the keys. */
+QKV_INLINE void store_8(const qkv_dot_args *a, float scale, int64_t row, int64_t key, int64_t n,
+                        const int type, __m256 sums)
+{
+    sums = _mm256_mul_ps(sums, _mm256_set1_ps(scale));
+    if (type == KV_I8)
+        sums = _mm256_mul_ps(sums, key_scales(a, key, n));
+    store_scores(a, row, key, n, sums);
+}
+
+/* 4 sums of each of two rows, likewise. */
+QKV_INLINE void store_4_4(const qkv_dot_args *a, const float *scale, int64_t row, int64_t key,
+                          const int type, __m256 sums)
+{
+    sums = _mm256_mul_ps(sums, _mm256_set_m128(_mm_set1_ps(scale[1]), _mm_set1_ps(scale[0])));
     if (type == KV_I8) {
-        QKV_UNROLL
-        for (int i = 0; i < 8; i++)
-            scales[i] = a->key_scales[(key + i % n_keys) * a->key_scales_stride];
-        sums = _mm256_mul_ps(sums, _mm256_setr_ps(scales[0], scales[1], scales[2], scales[3],
-                                                  scales[4], scales[5], scales[6], scales[7]));
+        const __m256 keys = key_scales(a, key, 4);
+        sums = _mm256_mul_ps(sums, _mm256_permute2f128_ps(keys, keys, 0));
     }
-    store_scores(a, first + row, key, n_rows, sums);
+    store_scores_2(a, row, key, sums);
 }
 
 QKV_INLINE void store_1(const qkv_dot_args *a, float scale, int64_t row, int64_t key,
@@ -212,33 +225,85 @@ QKV_INLINE void store_1(const qkv_dot_args *a, float scale, int64_t row, int64_t
     *score = a->accumulate ? *score + sum : sum;
 }
 
-/* n_rows rows of 'rows' against n_keys keys at a time; 8 scores, or one. */
-QKV_INLINE void dot_ints(const qkv_dot_args *a, const int_rows *rows, int64_t first, int row,
-                         int64_t key, int64_t end, const int n_rows, const int n_keys,
-                         const int type)
+/* acc[r * n_keys + k]: the sums of some rows and keys, a lane's each. */
+QKV_INLINE void lane_sums(const qkv_dot_args *a, const int_rows *rows, int row, int64_t key,
+                          const int n_rows, const int n_keys, const int type, __m256 acc[8])
 {
-    for (; key + n_keys <= end; key += n_keys) {
-        const char *keys[8];
-        __m256 acc[8], x[8];
+    const char *keys[8];
+    QKV_UNROLL
+    for (int k = 0; k < n_keys; k++)
+        keys[k] = key_of(a, key + k);
+    prefetch_keys(a, key, n_keys,
+                  type == KV_I8 ? a->head_dim
+                                : a->head_dim / QKV_KV_BLOCK *
+                                      (type == KV_Q8_0 ? QKV_Q8_0_BYTES : QKV_Q4_0_BYTES));
+    if (type == KV_I8)
+        sums_i8(rows, row, keys, a->head_dim, n_rows, n_keys, acc);
+    else
+        sums_blocks(rows, row, keys, a->head_dim, n_rows, n_keys, type, acc);
+}
+
+QKV_INLINE void sum_pairs(const qkv_dot_args *a, const int_rows *rows, int64_t key,
+                          const int n_keys, const int type, float *pairs)
+{
+    __m256 acc[8];
+    lane_sums(a, rows, 0, key, 4, n_keys, type, acc);
+    QKV_UNROLL
+    for (int k = 0; k < n_keys; k++)
+        _mm256_store_ps(pairs + k * LANES, pairs_of_4(acc[k], acc[n_keys + k], acc[2 * n_keys + k],
+                                                      acc[3 * n_keys + k]));
+}
+
+/* 4 rows against at most KEYS keys; see dot_avx2.c. */
+QKV_INLINE void dot_4_rows(const qkv_dot_args *a, const int_rows *rows, int64_t first, int64_t key,
+                           int64_t end, const int type)
+{
+    _Alignas(32) float pairs[KEYS * LANES];
+    const int64_t n = end - key;
+    int64_t j = 0;
+    for (; j + 2 <= n; j += 2)
+        sum_pairs(a, rows, key + j, 2, type, pairs + j * LANES);
+    if (j < n) {
+        sum_pairs(a, rows, key + j, 1, type, pairs + j * LANES);
+        j++;
+    }
+    for (; j % LANES; j++)
+        _mm256_store_ps(pairs + j * LANES, _mm256_setzero_ps());
+    for (j = 0; j < n; j += LANES) {
+        __m256 scores[4];
+        scores_of_pairs(pairs + j * LANES, scores);
         QKV_UNROLL
-        for (int k = 0; k < n_keys; k++)
-            keys[k] = key_of(a, key + k);
-        prefetch_keys(a, key, n_keys,
-                      type == KV_I8 ? a->head_dim
-                                    : a->head_dim / QKV_KV_BLOCK *
-                                          (type == KV_Q8_0 ? QKV_Q8_0_BYTES : QKV_Q4_0_BYTES));
-        if (type == KV_I8)
-            sums_i8(rows, row, keys, a->head_dim, n_rows, n_keys, acc);
-        else
-            sums_blocks(rows, row, keys, a->head_dim, n_rows, n_keys, type, acc);
-        if (n_rows * n_keys == 1) {
-            store_1(a, rows->scale[row], first + row, key, type, hsum1(acc[0]));
-            continue;
-        }
+        for (int r = 0; r < 4; r++)
+            store_8(a, rows->scale[r], first + r, key + j, n - j, type, scores[r]);
+    }
+}
+
+/* 1 or 2 rows of 'rows' against 8 or 4 keys at a time. */
+QKV_INLINE void dot_few_rows(const qkv_dot_args *a, const int_rows *rows, int64_t first, int row,
+                             int64_t key, int64_t end, const int n_rows, const int type)
+{
+    const int n_keys = 8 / n_rows;
+    for (; key + n_keys <= end; key += n_keys) {
+        __m256 acc[8], x[8];
+        lane_sums(a, rows, row, key, n_rows, n_keys, type, acc);
         QKV_UNROLL
         for (int i = 0; i < 8; i++)
             x[i % 4 * 2 + i / 4] = acc[i];
-        store_8(a, rows, first, row, key, n_rows, type, hsum8(x));
+        if (n_rows == 2)
+            store_4_4(a, rows->scale + row, first + row, key, type, hsum8(x));
+        else
+            store_8(a, rows->scale[row], first + row, key, LANES, type, hsum8(x));
+    }
+}
+
+/* One row, one key at a time. */
+QKV_INLINE void dot_rest(const qkv_dot_args *a, const int_rows *rows, int64_t first, int row,
+                         int64_t key, int64_t end, const int type)
+{
+    for (; key < end; key++) {
+        __m256 acc[8];
+        lane_sums(a, rows, row, key, 1, 1, type, acc);
+        store_1(a, rows->scale[row], first + row, key, type, hsum1(acc[0]));
     }
 }
 
@@ -264,8 +329,7 @@ static void dot_rows(const qkv_dot_args *a, const int_rows *rows, int64_t first,
     int row = 0;
     if (n == 4) {
         s->four(a, rows, first, 0, key, end);
-        for (; row < 4; row++)
-            s->rest(a, rows, first, row, end - keys % 2, end);
+        row = 4;
     }
     if (row + 2 <= n) {
         s->two(a, rows, first, row, key, end);
@@ -297,17 +361,27 @@ static void dot(const qkv_dot_args *a, const int_steps *s)
     }
 }
 
-#define STEP(name, n_rows, n_keys, type)                                                           \
+#define STEP(name)                                                                                 \
     static QKV_NOINLINE void name(const qkv_dot_args *a, const int_rows *rows, int64_t first,      \
-                                  int row, int64_t key, int64_t end)                               \
-    {                                                                                              \
-        dot_ints(a, rows, first, row, key, end, n_rows, n_keys, type);                             \
-    }
+                                  int row, int64_t key, int64_t end)
 #define DOT(t, type)                                                                               \
-    STEP(dot_4_rows_##t, 4, 2, type)                                                               \
-    STEP(dot_2_rows_##t, 2, 4, type)                                                               \
-    STEP(dot_1_row_##t, 1, 8, type)                                                                \
-    STEP(dot_rest_##t, 1, 1, type)                                                                 \
+    STEP(dot_4_rows_##t)                                                                           \
+    {                                                                                              \
+        (void)row;                                                                                 \
+        dot_4_rows(a, rows, first, key, end, type);                                                \
+    }                                                                                              \
+    STEP(dot_2_rows_##t)                                                                           \
+    {                                                                                              \
+        dot_few_rows(a, rows, first, row, key, end, 2, type);                                      \
+    }                                                                                              \
+    STEP(dot_1_row_##t)                                                                            \
+    {                                                                                              \
+        dot_few_rows(a, rows, first, row, key, end, 1, type);                                      \
+    }                                                                                              \
+    STEP(dot_rest_##t)                                                                             \
+    {                                                                                              \
+        dot_rest(a, rows, first, row, key, end, type);                                             \
+    }                                                                                              \
     void qkv_dot_##t##_avx2(const qkv_dot_args *a)                                                 \
     {                                                                                              \
         static const int_steps steps = {dot_4_rows_##t, dot_2_rows_##t, dot_1_row_##t,             \

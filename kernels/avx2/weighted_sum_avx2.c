@@ -39,28 +39,39 @@ QKV_INLINE int64_t row_bytes(int64_t n, const int type)
 /*
  * The next chunk's values, asked for in the order in which they lie: memory
  * answers that much sooner than column by column. The rows need not exist:
- * addresses.
+ * addresses. A row is asked for in pieces of four places, each piece at most
+ * four lines, and of a shorter one some line twice, for which nothing need be
+ * decided on the way.
  */
 typedef struct lines_ahead {
     const void *const *row, *const *end; /* rows still to be asked for */
     int64_t at, first, last;             /* bytes of a row: the next, and which are in question */
+    int64_t place;                       /* bytes from a place to the next */
 } lines_ahead;
 
-/* Up to four lines. */
-QKV_INLINE void prefetch_lines(lines_ahead *next)
+QKV_INLINE lines_ahead begin_ahead(const void *const *row, const void *const *end, int64_t first,
+                                   int64_t bytes)
+{
+    const int64_t pieces = (bytes + 255) / 256, places = 4 * (pieces + (pieces == 0));
+    return (lines_ahead){.row = row,
+                         .end = end,
+                         .at = first,
+                         .first = first,
+                         .last = first + bytes,
+                         .place = (bytes + places - 1) / places};
+}
+
+QKV_INLINE void prefetch_piece(lines_ahead *next)
 {
     if (next->row >= next->end)
         return;
     const uintptr_t line = (uintptr_t)*next->row + (uintptr_t)next->at;
-    const int64_t rest = next->last - next->at;
+    const uintptr_t place = (uintptr_t)next->place;
     _mm_prefetch((const char *)line, _MM_HINT_T0);
-    if (rest > 64)
-        _mm_prefetch((const char *)(line + 64), _MM_HINT_T0);
-    if (rest > 128) {
-        _mm_prefetch((const char *)(line + 128), _MM_HINT_T0);
-        _mm_prefetch((const char *)(line + 192), _MM_HINT_T0);
-    }
-    next->at += 256;
+    _mm_prefetch((const char *)(line + place), _MM_HINT_T0);
+    _mm_prefetch((const char *)(line + 2 * place), _MM_HINT_T0);
+    _mm_prefetch((const char *)(line + 3 * place), _MM_HINT_T0);
+    next->at += 4 * next->place;
     if (next->at >= next->last) {
         next->at = next->first;
         next->row++;
@@ -79,92 +90,102 @@ typedef struct sum_part {
     lines_ahead *next;
 } sum_part;
 
+/* The weights of up to four rows, from some key on. */
+typedef struct weight_rows {
+    const float *at[4];
+    int64_t stride; /* bytes from row to row */
+} weight_rows;
+
 #ifndef QKV_SIMDE
 
-/* How three vectors of a value come to ymm12 to ymm14; AT: byte 'offset' of it. */
+/*
+ * Four rows times two or three vectors, in assembly for the reason in block_avx2.h.
+ * Vectors of a value come to ymm12 to ymm14, a weight to ymm15. AT: a byte of the
+ * value; the weights of key i of a step lie 4 * i bytes from 'w', so that a step of
+ * keys moves nothing.
+ */
+/* clang-format off */
 #define AT(offset) #offset "(%[row],%[at]), "
-#define LOAD_F32                                                                                   \
-    "vmovups " AT(0) "%%ymm12\n\t"                                                                 \
-                     "vmovups " AT(32) "%%ymm13\n\t"                                               \
-                                       "vmovups " AT(64) "%%ymm14\n\t"
-#define LOAD_F16                                                                                   \
-    "vcvtph2ps " AT(0) "%%ymm12\n\t"                                                               \
-                       "vcvtph2ps " AT(16) "%%ymm13\n\t"                                           \
-                                           "vcvtph2ps " AT(32) "%%ymm14\n\t"
-#define LOAD_BF16                                                                                  \
-    "vpmovzxwd " AT(0) "%%ymm12\n\t"                                                               \
-                       "vpmovzxwd " AT(16) "%%ymm13\n\t"                                           \
-                                           "vpmovzxwd " AT(32) "%%ymm14\n\t"                       \
-                                                               "vpslld $16, %%ymm12, %%ymm12\n\t"  \
-                                                               "vpslld $16, %%ymm13, %%ymm13\n\t"  \
-                                                               "vpslld $16, %%ymm14, %%ymm14\n\t"
-#define LOAD_I8                                                                                    \
-    "vpmovsxbd " AT(0) "%%ymm12\n\t"                                                               \
-                       "vpmovsxbd " AT(8) "%%ymm13\n\t"                                            \
-                                          "vpmovsxbd " AT(16) "%%ymm14\n\t"                        \
-                                                              "vcvtdq2ps %%ymm12, %%ymm12\n\t"     \
-                                                              "vcvtdq2ps %%ymm13, %%ymm13\n\t"     \
-                                                              "vcvtdq2ps %%ymm14, %%ymm14\n\t"
-#define LOAD_E5M2                                                                                  \
-    "vpmovzxbw " AT(0) "%%xmm12\n\t"                                                               \
-                       "vpmovzxbw " AT(8) "%%xmm13\n\t"                                            \
-                                          "vpmovzxbw " AT(16) "%%xmm14\n\t"                        \
-                                                              "vpsllw $8, %%xmm12, %%xmm12\n\t"    \
-                                                              "vpsllw $8, %%xmm13, %%xmm13\n\t"    \
-                                                              "vpsllw $8, %%xmm14, %%xmm14\n\t"    \
-                                                              "vcvtph2ps %%xmm12, %%ymm12\n\t"     \
-                                                              "vcvtph2ps %%xmm13, %%ymm13\n\t"     \
-                                                              "vcvtph2ps %%xmm14, %%ymm14\n\t"
-#define MULTIPLY_ROW(r, weight)                                                                    \
-    "vbroadcastss " weight ", %%ymm15\n\t"                                                         \
-    "vfmadd231ps %%ymm12, %%ymm15, %[a" #r "0]\n\t"                                                \
-    "vfmadd231ps %%ymm13, %%ymm15, %[a" #r "1]\n\t"                                                \
-    "vfmadd231ps %%ymm14, %%ymm15, %[a" #r "2]\n\t"
-#define ACC(r) [a##r##0] "+x"(acc[r][0]), [a##r##1] "+x"(acc[r][1]), [a##r##2] "+x"(acc[r][2])
-#define ADD_KEY(load)                                                                              \
-    __asm__(load MULTIPLY_ROW(0, "(%[w])") MULTIPLY_ROW(1, "(%[w],%[stride])")                     \
-                MULTIPLY_ROW(2, "(%[w],%[stride],2)") MULTIPLY_ROW(3, "(%[w3])")                   \
-            : ACC(0), ACC(1), ACC(2), ACC(3)                                                       \
-            : [row] "r"(row), [at] "r"(at), [w] "r"(weights[0] + j),                               \
-              [stride] "r"((weights[1] - weights[0]) * (int64_t)sizeof(float)),                    \
-              [w3] "r"(weights[3] + j)                                                             \
-            : "ymm12", "ymm13", "ymm14", "ymm15", "memory")
+#define EACH_2(what) what(12) what(13)
+#define EACH_3(what) EACH_2(what) what(14)
+#define SHIFT_16(r) "vpslld $16, %%ymm" #r ", %%ymm" #r "\n\t"
+#define SHIFT_8(r) "vpsllw $8, %%xmm" #r ", %%xmm" #r "\n\t"
+#define FROM_INT(r) "vcvtdq2ps %%ymm" #r ", %%ymm" #r "\n\t"
+#define FROM_HALF(r) "vcvtph2ps %%xmm" #r ", %%ymm" #r "\n\t"
+#define FETCH_2(load, b0, b1, to) load " " AT(b0) "%%" to "12\n\t" load " " AT(b1) "%%" to "13\n\t"
+#define FETCH_3(load, b0, b1, b2, to) FETCH_2(load, b0, b1, to) load " " AT(b2) "%%" to "14\n\t"
 
-/* Four rows times three vectors, in assembly for the reason in block_avx2.h. */
-QKV_INLINE void add_key_4x3(const char *row, int64_t at, const float *const *weights, int64_t j,
-                            const int type, __m256 acc[4][8])
+#define LOAD_F32_2 FETCH_2("vmovups", 0, 32, "ymm")
+#define LOAD_F32_3 FETCH_3("vmovups", 0, 32, 64, "ymm")
+#define LOAD_F16_2 FETCH_2("vcvtph2ps", 0, 16, "ymm")
+#define LOAD_F16_3 FETCH_3("vcvtph2ps", 0, 16, 32, "ymm")
+#define LOAD_BF16_2 FETCH_2("vpmovzxwd", 0, 16, "ymm") EACH_2(SHIFT_16)
+#define LOAD_BF16_3 FETCH_3("vpmovzxwd", 0, 16, 32, "ymm") EACH_3(SHIFT_16)
+#define LOAD_I8_2 FETCH_2("vpmovsxbd", 0, 8, "ymm") EACH_2(FROM_INT)
+#define LOAD_I8_3 FETCH_3("vpmovsxbd", 0, 8, 16, "ymm") EACH_3(FROM_INT)
+#define LOAD_E5M2_2 FETCH_2("vpmovzxbw", 0, 8, "xmm") EACH_2(SHIFT_8) EACH_2(FROM_HALF)
+#define LOAD_E5M2_3 FETCH_3("vpmovzxbw", 0, 8, 16, "xmm") EACH_3(SHIFT_8) EACH_3(FROM_HALF)
+
+#define MULTIPLY_2(r, weight)                                                                      \
+    "vbroadcastss %c[i]" weight ", %%ymm15\n\t"                                                    \
+    "vfmadd231ps %%ymm12, %%ymm15, %[a" #r "0]\n\t"                                               \
+    "vfmadd231ps %%ymm13, %%ymm15, %[a" #r "1]\n\t"
+#define MULTIPLY_3(r, weight)                                                                      \
+    MULTIPLY_2(r, weight) "vfmadd231ps %%ymm14, %%ymm15, %[a" #r "2]\n\t"
+#define MULTIPLY(n)                                                                                \
+    MULTIPLY_##n(0, "(%[w])") MULTIPLY_##n(1, "(%[w],%[stride])")                                  \
+    MULTIPLY_##n(2, "(%[w],%[stride],2)") MULTIPLY_##n(3, "(%[w3])")
+#define ACC_2(r) [a##r##0] "+x"(acc[r][0]), [a##r##1] "+x"(acc[r][1])
+#define ACC_3(r) ACC_2(r), [a##r##2] "+x"(acc[r][2])
+#define ADD_KEY(type, n)                                                                           \
+    __asm__(LOAD_##type##_##n MULTIPLY(n)                                                          \
+            : ACC_##n(0), ACC_##n(1), ACC_##n(2), ACC_##n(3)                                       \
+            : [row] "r"(row), [at] "r"(at), [w] "r"(w->at[0]), [w3] "r"(w->at[3]),                 \
+              [stride] "r"(w->stride), [i] "i"(4 * i)                                              \
+            : "ymm12", "ymm13", "ymm14", "ymm15", "memory")
+/* clang-format on */
+#define ADD_KEY_4(type)                                                                            \
+    do {                                                                                           \
+        if (n_vecs == 3)                                                                           \
+            ADD_KEY(type, 3);                                                                      \
+        else                                                                                       \
+            ADD_KEY(type, 2);                                                                      \
+    } while (0)
+
+QKV_INLINE void add_key_4(const char *row, int64_t at, const weight_rows *w, const int i,
+                          const int n_vecs, const int type, __m256 acc[4][8])
 {
     switch (type) {
     case KV_F16:
     case KV_HALF:
-        ADD_KEY(LOAD_F16);
+        ADD_KEY_4(F16);
         break;
     case KV_BF16:
-        ADD_KEY(LOAD_BF16);
+        ADD_KEY_4(BF16);
         break;
     case KV_I8:
-        ADD_KEY(LOAD_I8);
+        ADD_KEY_4(I8);
         break;
     case KV_E5M2:
-        ADD_KEY(LOAD_E5M2);
+        ADD_KEY_4(E5M2);
         break;
     default:
-        ADD_KEY(LOAD_F32);
+        ADD_KEY_4(F32);
         break;
     }
 }
 
 #endif
 
-/* n_rows weights of key j times n_vecs vectors from byte 'at' of its value. */
-QKV_INLINE void add_key(const char *row, int64_t at, const float *const *weights, int64_t j,
+/* n_rows weights of key i times n_vecs vectors from byte 'at' of its value. */
+QKV_INLINE void add_key(const char *row, int64_t at, const weight_rows *w, const int i,
                         const int n_rows, const int n_vecs, const int type, __m256 acc[4][8])
 {
     const char *values = row + at;
     __m256 value[8];
 #ifndef QKV_SIMDE
-    if (n_rows == 4 && n_vecs == 3) {
-        add_key_4x3(row, at, weights, j, type, acc);
+    if (n_rows == 4 && (n_vecs == 2 || n_vecs == 3)) {
+        add_key_4(row, at, w, i, n_vecs, type, acc);
         return;
     }
 #endif
@@ -173,10 +194,10 @@ QKV_INLINE void add_key(const char *row, int64_t at, const float *const *weights
         value[v] = load_8(values + v * LANES * kv_size(type), type);
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
-        const __m256 w = _mm256_broadcast_ss(weights[r] + j);
+        const __m256 weight = _mm256_broadcast_ss(w->at[r] + i);
         QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
-            acc[r][v] = _mm256_fmadd_ps(w, value[v], acc[r][v]);
+            acc[r][v] = _mm256_fmadd_ps(weight, value[v], acc[r][v]);
     }
 }
 
@@ -184,32 +205,39 @@ QKV_INLINE void add_key(const char *row, int64_t at, const float *const *weights
 QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, const int n_vecs,
                             const int type)
 {
-    const void *const *rows = p->values;
+    const void *const *row = p->values, *const *end = row + p->keys;
     const int64_t begin = p->begin + d * kv_size(type);
+    float *sums = p->sums + d;
     lines_ahead next = *p->next;
-    const float *weights[4];
+    weight_rows w = {.stride = p->weights_stride * (int64_t)sizeof(float)};
     __m256 acc[4][8];
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
-        weights[r] = p->weights + r * p->weights_stride;
+        w.at[r] = p->weights + r * p->weights_stride;
         QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
-            acc[r][v] = _mm256_load_ps(p->sums + r * PANEL + d + v * LANES);
+            acc[r][v] = _mm256_load_ps(sums + r * PANEL + v * LANES);
     }
-    int64_t j = 0;
-    for (; j + 4 <= p->keys; j += 4) {
-        prefetch_lines(&next);
+    for (; end - row >= 4; row += 4) {
+        prefetch_piece(&next);
         QKV_UNROLL
         for (int i = 0; i < 4; i++)
-            add_key(rows[j + i], begin, weights, j + i, n_rows, n_vecs, type, acc);
+            add_key(row[i], begin, &w, i, n_rows, n_vecs, type, acc);
+        QKV_UNROLL
+        for (int r = 0; r < n_rows; r++)
+            w.at[r] += 4;
     }
-    for (; j < p->keys; j++)
-        add_key(rows[j], begin, weights, j, n_rows, n_vecs, type, acc);
+    for (; row < end; row++) {
+        add_key(row[0], begin, &w, 0, n_rows, n_vecs, type, acc);
+        QKV_UNROLL
+        for (int r = 0; r < n_rows; r++)
+            w.at[r]++;
+    }
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++)
         QKV_UNROLL
     for (int v = 0; v < n_vecs; v++)
-        _mm256_store_ps(p->sums + r * PANEL + d + v * LANES, acc[r][v]);
+        _mm256_store_ps(sums + r * PANEL + v * LANES, acc[r][v]);
     *p->next = next;
 }
 
@@ -218,16 +246,36 @@ QKV_INLINE void prefetch_at(const void *row, int64_t offset)
     _mm_prefetch((const char *)((uintptr_t)row + (uintptr_t)offset), _MM_HINT_T0);
 }
 
-QKV_INLINE void add_half_block(const char *block, const float *const *weights, int64_t j,
-                               const int n_rows, const int half, const int type, __m256 acc[4][2])
+/* Where the second vector of half a block is, of which the first is at 'column':
+ * q8_0 has neighbours, q4_0 the lower and upper halves of the same 8 bytes. */
+QKV_INLINE int64_t half_column(const int half, const int type)
 {
-    const __m256 v0 = block_8(block, 16 * half, type);
-    const __m256 v1 = block_8(block, 16 * half + 8, type);
+    return type == KV_Q8_0 ? 16 * half : 8 * half;
+}
+QKV_INLINE int64_t half_step(const int type)
+{
+    return type == KV_Q8_0 ? LANES : 2 * LANES;
+}
+
+/* n_rows weights of key i times two vectors of a block, which lies at byte 'at'. */
+QKV_INLINE void add_half_block(const char *row, int64_t at, const weight_rows *w, const int i,
+                               const int n_rows, const int half, const int type, __m256 acc[4][8])
+{
+    if (type == KV_Q8_0) {
+        add_key(row, at + 2 + 16 * half, w, i, n_rows, 2, KV_I8, acc);
+        return;
+    }
+    const __m256i bytes = _mm256_cvtepu8_epi32(load_64(row + at + 2 + 8 * half));
+    const __m256i eight = _mm256_set1_epi32(8);
+    const __m256i low = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
+    const __m256i high = _mm256_srli_epi32(bytes, 4);
+    const __m256 v0 = _mm256_cvtepi32_ps(_mm256_sub_epi32(low, eight));
+    const __m256 v1 = _mm256_cvtepi32_ps(_mm256_sub_epi32(high, eight));
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
-        const __m256 w = _mm256_broadcast_ss(weights[r] + j);
-        acc[r][0] = _mm256_fmadd_ps(w, v0, acc[r][0]);
-        acc[r][1] = _mm256_fmadd_ps(w, v1, acc[r][1]);
+        const __m256 weight = _mm256_broadcast_ss(w->at[r] + i);
+        acc[r][0] = _mm256_fmadd_ps(weight, v0, acc[r][0]);
+        acc[r][1] = _mm256_fmadd_ps(weight, v1, acc[r][1]);
     }
 }
 
@@ -238,32 +286,38 @@ QKV_INLINE void add_half_block(const char *block, const float *const *weights, i
 QKV_INLINE void sum_half_block(const sum_part *p, int64_t d, const int n_rows, const int half,
                                const int type)
 {
-    const void *const *rows = p->values, *const *ahead = p->ahead;
-    const int64_t begin = p->begin + row_bytes(d, type);
-    float *sums = p->sums + d + 16 * half;
-    const float *weights[4];
-    __m256 acc[4][2];
+    const void *const *row = p->values, *const *end = row + p->keys, *const *ahead = p->ahead;
+    const int64_t begin = p->begin + row_bytes(d, type), second = half_step(type);
+    float *sums = p->sums + d + half_column(half, type);
+    weight_rows w = {.stride = p->weights_stride * (int64_t)sizeof(float)};
+    __m256 acc[4][8];
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
-        weights[r] = p->weights + r * p->weights_stride;
+        w.at[r] = p->weights + r * p->weights_stride;
         acc[r][0] = _mm256_load_ps(sums + r * PANEL);
-        acc[r][1] = _mm256_load_ps(sums + r * PANEL + LANES);
+        acc[r][1] = _mm256_load_ps(sums + r * PANEL + second);
     }
-    int64_t j = 0;
-    for (; j + 2 <= p->keys; j += 2) {
-        if (half == 0) { /* once a block, which is half a line */
-            prefetch_at(ahead[j], begin);
-            prefetch_at(ahead[j + 1], begin);
+    for (; end - row >= 4; row += 4, ahead += 4) {
+        QKV_UNROLL
+        for (int i = 0; i < 4; i++) {
+            if (half == 0) /* once a block, which is half a line */
+                prefetch_at(ahead[i], begin);
+            add_half_block(row[i], begin, &w, i, n_rows, half, type, acc);
         }
-        add_half_block((const char *)rows[j] + begin, weights, j, n_rows, half, type, acc);
-        add_half_block((const char *)rows[j + 1] + begin, weights, j + 1, n_rows, half, type, acc);
+        QKV_UNROLL
+        for (int r = 0; r < n_rows; r++)
+            w.at[r] += 4;
     }
-    if (j < p->keys)
-        add_half_block((const char *)rows[j] + begin, weights, j, n_rows, half, type, acc);
+    for (; row < end; row++) {
+        add_half_block(row[0], begin, &w, 0, n_rows, half, type, acc);
+        QKV_UNROLL
+        for (int r = 0; r < n_rows; r++)
+            w.at[r]++;
+    }
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
         _mm256_store_ps(sums + r * PANEL, acc[r][0]);
-        _mm256_store_ps(sums + r * PANEL + LANES, acc[r][1]);
+        _mm256_store_ps(sums + r * PANEL + second, acc[r][1]);
     }
 }
 
@@ -336,12 +390,12 @@ QKV_INLINE void sum_4_rows(const sum_part *p, int64_t columns, const int type)
         sum_blocks(p, columns, 4, type);
         return;
     }
-    for (; d + 3 * LANES <= columns; d += 3 * LANES)
+    /* One vector alone would wait for its sums: of four left two and two are taken. */
+    for (; d + 3 * LANES <= columns && (d + 4 * LANES > columns || d + 5 * LANES <= columns);
+         d += 3 * LANES)
         sum_vectors(p, d, 4, 3, type);
-    if (d + 2 * LANES <= columns) {
+    for (; d + 2 * LANES <= columns; d += 2 * LANES)
         sum_vectors(p, d, 4, 2, type);
-        d += 2 * LANES;
-    }
     if (d + LANES <= columns)
         sum_vectors(p, d, 4, 1, type);
 }
@@ -462,11 +516,9 @@ static void sum_panel(const qkv_weighted_sum_args *a, const void *const *values,
             _mm256_store_ps(sums + r * PANEL + d, _mm256_setzero_ps());
     for (int64_t key = 0; key < a->kv_len; key += chunk) {
         const int64_t after = key + chunk < listed ? key + chunk : listed;
-        lines_ahead next = {.row = values + after,
-                            .end = values + (key + 2 * chunk < listed ? key + 2 * chunk : listed),
-                            .at = begin,
-                            .first = begin,
-                            .last = begin + row_bytes(columns, s->type)};
+        lines_ahead next =
+            begin_ahead(values + after, values + (after + chunk < listed ? after + chunk : listed),
+                        begin, row_bytes(columns, s->type));
         sum_part p = {.weights = a->weights + row * a->weights_stride + key,
                       .values = values + key,
                       .ahead = values + (key + 2 * chunk <= listed ? key + chunk : key),
