@@ -28,11 +28,22 @@
  */
 #include "kv_avx512.h"
 
-enum { KEYS = LANES }; /* keys of one pass over the rows */
+enum { KEYS = LANES /* of one pass over the rows */, AHEAD = LANES /* to be asked for */ };
 
 ALWAYS_INLINE const char *key_of(const qkv_dot_args *a, int64_t j)
 {
     return a->keys_at ? a->keys_at[j] : (const char *)a->keys + j * a->keys_stride;
+}
+
+/* Asks for n keys that the first rows, which take them first, will need after some others:
+ * the keys of a long cache are neither in the first two levels nor all in one stream. */
+ALWAYS_INLINE void prefetch_keys(const qkv_dot_args *a, int64_t i, int64_t j, int64_t n,
+                                 const int type)
+{
+    if (i > 0)
+        return;
+    for (int64_t k = j + AHEAD; k < min_i64(j + AHEAD + n, a->kv_len); k++)
+        prefetch(key_of(a, k), row_bytes(a->head_dim, type));
 }
 
 /*
@@ -110,6 +121,7 @@ ALWAYS_INLINE void store_scores(const qkv_dot_args *a, int64_t i, int64_t j, con
 ALWAYS_INLINE void dot_1_row(const qkv_dot_args *a, int64_t i, int64_t j, const int type)
 {
     __m512 acc[LANES];
+    prefetch_keys(a, i, j, LANES, type);
     partial_sums(a, i, j, 1, 8, type, acc);
     partial_sums(a, i, j + 8, 1, 8, type, acc + 8);
     store_scores(a, i, j, 1, type, acc);
@@ -120,6 +132,7 @@ ALWAYS_INLINE void dot_rows(const qkv_dot_args *a, int64_t i, int64_t j, const i
 {
     for (const int64_t end = min_i64(j + KEYS, a->kv_len); j < end; j += LANES / rows) {
         __m512 acc[LANES];
+        prefetch_keys(a, i, j, LANES / rows, type);
         partial_sums(a, i, j, rows, LANES / rows, type, acc);
         store_scores(a, i, j, rows, type, acc);
     }

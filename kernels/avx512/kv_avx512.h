@@ -34,6 +34,21 @@ ALWAYS_INLINE int64_t kv_size(const int type)
     return type == KV_F32 ? 4 : type == KV_F16 || type == KV_BF16 ? 2 : 1;
 }
 
+/* Bytes of n elements of a row, from a multiple of a block on. */
+ALWAYS_INLINE int64_t row_bytes(int64_t n, const int type)
+{
+    if (!is_block(type))
+        return n * kv_size(type);
+    return n / QKV_KV_BLOCK * (type == KV_Q8_0 ? QKV_Q8_0_BYTES : QKV_Q4_0_BYTES);
+}
+
+/* Asks for the bytes from p on, which need not exist. */
+ALWAYS_INLINE void prefetch(const char *p, int64_t bytes)
+{
+    for (int64_t b = 0; b < bytes; b += 64)
+        QKV_PREFETCH((const char *)((uintptr_t)p + (uintptr_t)b));
+}
+
 ALWAYS_INLINE __m128i load_128(const void *p)
 {
     return _mm_loadu_si128((const __m128i *)p);

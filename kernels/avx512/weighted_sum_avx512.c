@@ -29,11 +29,24 @@
  */
 #include "kv_avx512.h"
 
-enum { ACC_MAX = 24 }; /* accumulators of the largest register block */
+enum { ACC_MAX = 24 /* accumulators of the largest register block */, AHEAD = LANES /* keys */ };
 
 ALWAYS_INLINE const char *value_of(const qkv_weighted_sum_args *a, int64_t j)
 {
     return a->values_at ? a->values_at[j] : (const char *)a->values + j * a->values_stride;
+}
+
+/* Asks for some bytes of value j, which need not exist: where it would be. What
+ * follows the block is likely to be needed next. */
+ALWAYS_INLINE void prefetch_value(const qkv_weighted_sum_args *a, int64_t j, int64_t begin,
+                                  int64_t bytes)
+{
+    uintptr_t value = (uintptr_t)a->values + (uintptr_t)j * (uintptr_t)a->values_stride;
+    if (a->values_at && j >= a->kv_len + a->ahead)
+        return;
+    if (a->values_at)
+        value = (uintptr_t)a->values_at[j];
+    prefetch((const char *)(value + (uintptr_t)begin), bytes);
 }
 
 /* One column of vectors for one row again, without the keys of weight 0. */
@@ -85,6 +98,7 @@ ALWAYS_INLINE void sum_columns(const qkv_weighted_sum_args *a, int64_t d, const 
     for (int64_t j = 0; j < a->kv_len; j++) {
         const char *value = value_of(a, j);
         __m512 x[8];
+        prefetch_value(a, j + AHEAD, row_bytes(d, type), row_bytes(vecs * LANES, type));
         UNROLL
         for (int v = 0; v < vecs; v++)
             x[v] = full || v < vecs - 1 ? load_16(value, d + v * LANES, type)
