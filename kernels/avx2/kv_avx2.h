@@ -79,18 +79,32 @@ QKV_INLINE __m256i halves_of_16(const void *bytes)
     return _mm256_or_si256(half, nan);
 }
 
+/* Asks for four lines, or for the same one more than once. */
+QKV_INLINE void prefetch_places(uintptr_t first, uintptr_t place)
+{
+    _mm_prefetch((const char *)first, _MM_HINT_T0);
+    _mm_prefetch((const char *)(first + place), _MM_HINT_T0);
+    _mm_prefetch((const char *)(first + 2 * place), _MM_HINT_T0);
+    _mm_prefetch((const char *)(first + 3 * place), _MM_HINT_T0);
+}
+
 /*
  * Asks for n keys that are needed some keys after 'key'. In one piece a cache
- * is read faster without, as the core sees what comes; not across pages.
+ * is read faster without, as the core sees what comes; not across pages, nor
+ * where other heads' keys lie between.
  */
 QKV_INLINE void prefetch_keys(const qkv_dot_args *a, int64_t key, int64_t n, int64_t bytes)
 {
-    enum { AHEAD = 16 };
+    enum { AHEAD = 16, PIECE = 256 };
     if (!a->scattered)
         return;
-    for (int64_t k = key + AHEAD; k < key + AHEAD + n && k < a->kv_len; k++)
-        for (int64_t b = 0; b < bytes; b += 64)
-            _mm_prefetch((const char *)a->keys_at[k] + b, _MM_HINT_T0);
+    const int64_t place = bytes < PIECE ? (bytes + 3) / 4 : PIECE / 4, last = bytes - PIECE;
+    for (int64_t k = key + AHEAD; k < key + AHEAD + n && k < a->kv_len; k++) {
+        const uintptr_t row = (uintptr_t)a->keys_at[k];
+        prefetch_places(row, (uintptr_t)place);
+        for (int64_t b = PIECE; b < bytes; b += PIECE)
+            prefetch_places(row + (uintptr_t)(b < last ? b : last), PIECE / 4);
+    }
 }
 
 /* The addresses of n rows 'stride' bytes apart, and of up to 7 more. */

@@ -65,12 +65,7 @@ QKV_INLINE void prefetch_piece(lines_ahead *next)
 {
     if (next->row >= next->end)
         return;
-    const uintptr_t line = (uintptr_t)*next->row + (uintptr_t)next->at;
-    const uintptr_t place = (uintptr_t)next->place;
-    _mm_prefetch((const char *)line, _MM_HINT_T0);
-    _mm_prefetch((const char *)(line + place), _MM_HINT_T0);
-    _mm_prefetch((const char *)(line + 2 * place), _MM_HINT_T0);
-    _mm_prefetch((const char *)(line + 3 * place), _MM_HINT_T0);
+    prefetch_places((uintptr_t)*next->row + (uintptr_t)next->at, (uintptr_t)next->place);
     next->at += 4 * next->place;
     if (next->at >= next->last) {
         next->at = next->first;
