@@ -208,6 +208,55 @@ Test(parallel, parallel_for_of_the_caller)
     }
 }
 
+/* Heads that lie together go through the keys together, with the same bits. */
+Test(parallel, heads_side_by_side)
+{
+    rng r = rng_make("parallel side by side");
+    for (int64_t i = effort_cases(24); i > 0; i--) {
+        const int64_t group = rng_int(&r, 1, 4);
+        shape s = {.batch = rng_int(&r, 1, 2),
+                   .kv_heads = i % 4 ? rng_int(&r, 2, 9) : 150,
+                   .q_len = i % 4 ? rng_int(&r, 1, 16 / group) : 1,
+                   .kv_len = rng_int(&r, 513, 1700),
+                   .head_dim = rng_int(&r, 1, 24),
+                   .value_dim = rng_int(&r, 1, 24),
+                   .kv = LAYOUT_PADDED,
+                   .causal = i % 2};
+        s.q_heads = s.kv_heads * group;
+        for_each_isa(isa)
+        {
+            rng same = r, again = r;
+            problem p = problem_make(s, &same);
+            cr_assert_eq(problem_run(&p), QKV_OK);
+            const size_t out_bytes = (size_t)p.out.extent * sizeof(float);
+            float *want = malloc(out_bytes);
+            memcpy(want, p.out.data, out_bytes);
+
+            s.kv = LAYOUT_BSHD;
+            p = problem_make(s, &again);
+            s.kv = LAYOUT_PADDED;
+            problem_reset(&p);
+            cr_assert_eq(problem_run(&p), QKV_OK);
+            guards_intact();
+            expect_same_bits("out", p.out.data, want, p.out.extent);
+
+            size_t bytes = 0;
+            int64_t calls = 0;
+            p.desc.flags |= QKV_SPLIT;
+            problem_reset(&p);
+            cr_assert_eq(qkv_attention_scratch_size(&p.desc, 3, &bytes), QKV_OK);
+            void *scratch = guarded_bytes(SLOT_SCRATCH, bytes, PLACE_AT_START);
+            cr_assert_eq(qkv_attention_parallel(&p.desc, scratch, bytes, 3, backwards, &calls),
+                         QKV_OK);
+            guards_intact();
+            expect_same_bits("out by tasks", p.out.data, want, p.out.extent);
+            free(want);
+            tally(isa, 1);
+        }
+        rng_int(&r, 0, 1);
+    }
+}
+
 /* ---------------------------------------------------------------------- merge */
 
 /* Keys in two places, one of them perhaps empty, are merged to what all give. */

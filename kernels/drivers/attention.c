@@ -315,6 +315,15 @@ void qkv_run_attention_task(const qkv_attention_problem *p, const qkv_attention_
     qkv_run_cut(p, plan, &s, &cut, task % each, scratch);
 }
 
+static void run_sequence(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                         const qkv_sequence *s, const qkv_cut *cut, void *scratch)
+{
+    if (cut->parts > 1 && qkv_heads_lie_together(p) && qkv_run_heads(p, plan, s, cut, scratch))
+        return;
+    for (int64_t task = 0; task < p->kv_heads * cut->runs; task++)
+        qkv_run_cut(p, plan, s, cut, task, scratch);
+}
+
 void qkv_run_attention(const qkv_attention_problem *p, const qkv_attention_plan *plan,
                        void *scratch)
 {
@@ -322,10 +331,10 @@ void qkv_run_attention(const qkv_attention_problem *p, const qkv_attention_plan 
         const qkv_sequence s = qkv_sequence_at(p, b);
         const qkv_cut cut = qkv_cut_sequence(p, plan, &s);
         const qkv_sharing sharing = qkv_sharing_from(p, plan, b);
+        if (sharing.count == 1)
+            run_sequence(p, plan, &s, &cut, scratch);
         for (int64_t head = 0; head < p->kv_heads && sharing.count > 1; head++)
             qkv_run_sharing(p, plan, &sharing, head, scratch);
-        for (int64_t task = 0; task < p->kv_heads * cut.runs && sharing.count == 1; task++)
-            qkv_run_cut(p, plan, &s, &cut, task, scratch);
         b += sharing.count - 1;
     }
 }

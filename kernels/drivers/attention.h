@@ -156,6 +156,26 @@ typedef struct qkv_partial {
     qkv_row_state *states;
 } qkv_partial;
 
+/* Do the heads' keys or values lie side by side, those of a position closer than
+ * those of the next? */
+static inline bool qkv_heads_lie_together(const qkv_attention_problem *problem)
+{
+    const int64_t *key = problem->key.stride, *value = problem->value.stride;
+    return problem->kv_heads > 1 &&
+           (key[QKV_AXIS_HEAD] < key[QKV_AXIS_ROW] || value[QKV_AXIS_HEAD] < value[QKV_AXIS_ROW]);
+}
+
+/*
+ * All rows of all key/value heads of a sequence, of which a head has at most
+ * QKV_PASS_ROWS, one part of the keys after the other. Where heads lie together,
+ * a head finds in the translation tables what the one before it has left there.
+ * As many go together as a worker's scratch memory has room for beside what rows
+ * need; false, and nothing is done, if that is none. The bits are those of
+ * qkv_run_rows().
+ */
+bool qkv_run_heads(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
+                   const qkv_sequence *sequence, const qkv_cut *cut, float *scratch);
+
 /* A run of at most QKV_PASS_ROWS rows against one part of the keys; and the
  * parts joined and stored, which uses them up. */
 void qkv_run_row_part(const qkv_attention_problem *problem, const qkv_attention_plan *plan,
@@ -237,6 +257,19 @@ static inline float *qkv_next_part(qkv_layout *layout, int64_t floats)
     float *part = layout->base ? layout->base + layout->used : NULL;
     layout->used += qkv_align_floats(floats);
     return part;
+}
+
+/* Sums that are kept in memory: how many floats they take, and where they lie. */
+static inline int64_t qkv_partial_floats(const qkv_attention_problem *problem, int64_t rows)
+{
+    const int64_t state = (int64_t)(sizeof(qkv_row_state) / sizeof(float));
+    return qkv_align_floats(rows * problem->value_dim) + qkv_align_floats(rows * state);
+}
+static inline qkv_partial qkv_partial_at(const qkv_attention_problem *problem, int64_t rows,
+                                         float *base)
+{
+    float *states = base + qkv_align_floats(rows * problem->value_dim);
+    return (qkv_partial){.out = base, .states = (qkv_row_state *)(void *)states};
 }
 
 /*

@@ -234,6 +234,12 @@ static int64_t list_ahead(const qkv_attention_problem *p, const row_pass *pass, 
     return count;
 }
 
+/* Do the rows of 'view' lie apart, so that a core does not see which comes next? */
+static bool is_scattered(const qkv_attention_problem *p, const qkv_view *view)
+{
+    return p->page_table || view->stride[QKV_AXIS_ROW] > view->dim;
+}
+
 static void block_logits(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
                          row_block block, float *logits)
 {
@@ -256,7 +262,7 @@ static void block_logits(const qkv_attention_problem *p, const qkv_kernels *k, c
                                       .kv_len = kv_len,
                                       .head_dim = rest < QKV_DOT_BLOCK ? rest : QKV_DOT_BLOCK,
                                       .accumulate = d > 0,
-                                      .scattered = p->page_table != NULL});
+                                      .scattered = is_scattered(p, &p->key)});
     }
 }
 
@@ -478,20 +484,38 @@ static inline void store_row(const qkv_attention_problem *p, const qkv_kernels *
         qkv_narrow_typed(k, p->out.dtype, quotients, out, NULL, p->value_dim);
 }
 
+/* A pass against part i of the keys, added to what the parts before it gave. */
+static void add_part(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
+                     const qkv_cut *cut, int64_t i, qkv_partial sums, const row_scratch *s)
+{
+    const qkv_range keys = qkv_part_keys(cut, pass->run.sequence, i);
+    if (i == 0) {
+        run_part(p, k, pass, keys, sums.states, sums.out, s);
+        return;
+    }
+    qkv_row_state part[QKV_PASS_ROWS];
+    run_part(p, k, pass, keys, part, s->part, s);
+    for (int64_t row = 0; row < pass->run.count; row++)
+        join(k, &sums.states[row], sums.out + row * p->value_dim, part[row],
+             s->part + row * p->value_dim, p->value_dim);
+}
+
+static void store_rows(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
+                       qkv_partial sums, const row_scratch *s)
+{
+    for (int64_t row = 0; row < run.count; row++)
+        store_row(p, k, run, row, sums.states[row], sums.out + row * p->value_dim, s->anew);
+}
+
 /* All parts of the keys one after the other. */
 static void run_pass(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
                      const qkv_cut *cut, const row_scratch *s)
 {
-    qkv_row_state states[QKV_PASS_ROWS], part[QKV_PASS_ROWS];
-    run_part(p, k, pass, qkv_part_keys(cut, pass->run.sequence, 0), states, s->out, s);
-    for (int64_t i = 1; i < cut->parts; i++) {
-        run_part(p, k, pass, qkv_part_keys(cut, pass->run.sequence, i), part, s->part, s);
-        for (int64_t row = 0; row < pass->run.count; row++)
-            join(k, &states[row], s->out + row * p->value_dim, part[row],
-                 s->part + row * p->value_dim, p->value_dim);
-    }
-    for (int64_t row = 0; row < pass->run.count; row++)
-        store_row(p, k, pass->run, row, states[row], s->out + row * p->value_dim, s->anew);
+    qkv_row_state states[QKV_PASS_ROWS];
+    const qkv_partial sums = {.out = s->out, .states = states};
+    for (int64_t i = 0; i < cut->parts; i++)
+        add_part(p, k, pass, cut, i, sums, s);
+    store_rows(p, k, pass->run, sums, s);
 }
 
 /* How many rows from 'row' of the run on go together. Where no bit may depend
@@ -518,6 +542,33 @@ void qkv_run_rows(const qkv_attention_problem *p, const qkv_attention_plan *plan
         run_pass(p, plan->kernels, &pass, cut, &s);
         row += count;
     }
+}
+
+bool qkv_run_heads(const qkv_attention_problem *p, const qkv_attention_plan *plan,
+                   const qkv_sequence *sequence, const qkv_cut *cut, float *scratch)
+{
+    row_scratch s;
+    const int64_t used = lay_out(&s, scratch, p, plan->general);
+    const int64_t room = (int64_t)(plan->worker_bytes / sizeof(float)) - used;
+    const int64_t each = qkv_partial_floats(p, cut->rows), most = room / each;
+    if (most < 2)
+        return false;
+    float *sums = scratch + used;
+    row_pass pass;
+    for (int64_t first = 0; first < p->kv_heads; first += most) {
+        const int64_t heads = p->kv_heads - first < most ? p->kv_heads - first : most;
+        for (int64_t part = 0; part < cut->parts; part++)
+            for (int64_t i = 0; i < heads; i++) {
+                const qkv_row_run run = {sequence, first + i, 0, cut->rows};
+                begin_pass(p, plan->kernels, run, 0, cut->rows, s.query, &pass);
+                add_part(p, plan->kernels, &pass, cut, part,
+                         qkv_partial_at(p, cut->rows, sums + i * each), &s);
+            }
+        for (int64_t i = 0; i < heads; i++)
+            store_rows(p, plan->kernels, (qkv_row_run){sequence, first + i, 0, cut->rows},
+                       qkv_partial_at(p, cut->rows, sums + i * each), &s);
+    }
+    return true;
 }
 
 void qkv_run_row_part(const qkv_attention_problem *p, const qkv_attention_plan *plan,

@@ -42,13 +42,6 @@ int64_t qkv_schedule_tasks(const qkv_attention_problem *p, const qkv_attention_p
     return tasks;
 }
 
-/* Floats that one part's sums of a run take. */
-static int64_t partial_floats(const qkv_attention_problem *p, int64_t rows)
-{
-    const int64_t state = (int64_t)(sizeof(qkv_row_state) / sizeof(float));
-    return qkv_align_floats(rows * p->value_dim) + qkv_align_floats(rows * state);
-}
-
 /* The most that a sequence can need, whatever its lengths up to the problem's. */
 static bool most_partials(const qkv_attention_problem *p, int64_t *floats)
 {
@@ -57,7 +50,7 @@ static bool most_partials(const qkv_attention_problem *p, int64_t *floats)
                              : QKV_PASS_ROWS;
     const int64_t blocks = p->kv_len / QKV_KEY_BLOCK + (p->kv_len % QKV_KEY_BLOCK != 0);
     int64_t heads;
-    return qkv_mul(partial_floats(p, rows), blocks < QKV_PARTS_MAX ? blocks : QKV_PARTS_MAX,
+    return qkv_mul(qkv_partial_floats(p, rows), blocks < QKV_PARTS_MAX ? blocks : QKV_PARTS_MAX,
                    &heads) &&
            qkv_mul(heads, p->kv_heads, floats);
 }
@@ -75,8 +68,9 @@ static bool all_partials(const qkv_attention_problem *p, const qkv_attention_pla
         const qkv_sequence s = qkv_sequence_at(p, b);
         const head_tasks h = head_tasks_of(p, plan, &s);
         int64_t more;
-        if (h.parts > 1 && (!qkv_mul(p->kv_heads * h.parts, partial_floats(p, h.cut.rows), &more) ||
-                            !qkv_add(*floats, more, floats)))
+        if (h.parts > 1 &&
+            (!qkv_mul(p->kv_heads * h.parts, qkv_partial_floats(p, h.cut.rows), &more) ||
+             !qkv_add(*floats, more, floats)))
             return false;
         b += h.sharing.count - 1;
     }
@@ -209,7 +203,7 @@ void qkv_schedule_begin(qkv_schedule *s, const qkv_attention_desc *desc,
             continue;
         for (int64_t end = counter + p->kv_heads; counter < end; counter++)
             atomic_init(&counters_of(s)[counter], 0);
-        partial += p->kv_heads * h.parts * partial_floats(p, h.cut.rows);
+        partial += p->kv_heads * h.parts * qkv_partial_floats(p, h.cut.rows);
     }
     s->n_tasks = task;
 }
@@ -234,13 +228,11 @@ static void partials_of(qkv_schedule *s, const qkv_schedule_entry *entry, const 
                         int64_t kv_head, qkv_partial *partials)
 {
     const qkv_attention_problem *p = &s->problem;
-    const int64_t each = partial_floats(p, h->cut.rows);
+    const int64_t each = qkv_partial_floats(p, h->cut.rows);
     float *at = (float *)(void *)((char *)s + s->partials_at) + entry->first_partial +
                 kv_head * h->parts * each;
     for (int64_t i = 0; i < h->parts; i++, at += each)
-        partials[i] = (qkv_partial){
-            .out = at,
-            .states = (qkv_row_state *)(void *)(at + qkv_align_floats(h->cut.rows * p->value_dim))};
+        partials[i] = qkv_partial_at(p, h->cut.rows, at);
 }
 
 /* One part of a run's keys; whoever finishes last joins them all. */
@@ -261,7 +253,7 @@ void qkv_schedule_run(qkv_schedule *s, int64_t task, void *scratch)
     const qkv_schedule_entry *entry = entry_of(s, task);
     const qkv_sequence sequence = qkv_sequence_at(&s->problem, entry->sequence);
     const head_tasks h = head_tasks_of(&s->problem, &s->plan, &sequence);
-    const int64_t local = task - entry->first_task, part = local % h.parts;
+    const int64_t local = task - entry->first_task;
     if (h.sharing.count > 1) {
         qkv_run_sharing(&s->problem, &s->plan, &h.sharing, local, scratch);
         return;
@@ -270,6 +262,10 @@ void qkv_schedule_run(qkv_schedule *s, int64_t task, void *scratch)
         qkv_run_cut(&s->problem, &s->plan, &sequence, &h.cut, local, scratch);
         return;
     }
-    const qkv_row_run run = {&sequence, local / h.parts, 0, h.cut.rows};
-    run_part(s, entry, &h, run, part, scratch);
+    /* Tasks that follow one another read what lies together. */
+    const bool together = qkv_heads_lie_together(&s->problem);
+    const int64_t heads = s->problem.kv_heads;
+    const int64_t head = together ? local % heads : local / h.parts;
+    const int64_t part = together ? local / heads : local % h.parts;
+    run_part(s, entry, &h, (qkv_row_run){&sequence, head, 0, h.cut.rows}, part, scratch);
 }
