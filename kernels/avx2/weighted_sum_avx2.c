@@ -85,19 +85,13 @@ typedef struct sum_part {
     lines_ahead *next;
 } sum_part;
 
-/* The weights of up to four rows, from some key on. */
-typedef struct weight_rows {
-    const float *at[4];
-    int64_t stride; /* bytes from row to row */
-} weight_rows;
-
 #ifndef QKV_SIMDE
 
 /*
  * Four rows times two or three vectors, in assembly for the reason in block_avx2.h.
  * Vectors of a value come to ymm12 to ymm14, a weight to ymm15. AT: a byte of the
- * value; the weights of key i of a step lie 4 * i bytes from 'w', so that a step of
- * keys moves nothing.
+ * value; 'i' is the key of a step, whose weights are at an offset, so that a step
+ * moves each row of weights once.
  */
 /* clang-format off */
 #define AT(offset) #offset "(%[row],%[at]), "
@@ -121,22 +115,19 @@ typedef struct weight_rows {
 #define LOAD_E5M2_2 FETCH_2("vpmovzxbw", 0, 8, "xmm") EACH_2(SHIFT_8) EACH_2(FROM_HALF)
 #define LOAD_E5M2_3 FETCH_3("vpmovzxbw", 0, 8, 16, "xmm") EACH_3(SHIFT_8) EACH_3(FROM_HALF)
 
-#define MULTIPLY_2(r, weight)                                                                      \
-    "vbroadcastss %c[i]" weight ", %%ymm15\n\t"                                                    \
+#define MULTIPLY_2(r)                                                                              \
+    "vbroadcastss %[w" #r "], %%ymm15\n\t"                                                         \
     "vfmadd231ps %%ymm12, %%ymm15, %[a" #r "0]\n\t"                                               \
     "vfmadd231ps %%ymm13, %%ymm15, %[a" #r "1]\n\t"
-#define MULTIPLY_3(r, weight)                                                                      \
-    MULTIPLY_2(r, weight) "vfmadd231ps %%ymm14, %%ymm15, %[a" #r "2]\n\t"
-#define MULTIPLY(n)                                                                                \
-    MULTIPLY_##n(0, "(%[w])") MULTIPLY_##n(1, "(%[w],%[stride])")                                  \
-    MULTIPLY_##n(2, "(%[w],%[stride],2)") MULTIPLY_##n(3, "(%[w3])")
+#define MULTIPLY_3(r) MULTIPLY_2(r) "vfmadd231ps %%ymm14, %%ymm15, %[a" #r "2]\n\t"
+#define MULTIPLY(n) MULTIPLY_##n(0) MULTIPLY_##n(1) MULTIPLY_##n(2) MULTIPLY_##n(3)
 #define ACC_2(r) [a##r##0] "+x"(acc[r][0]), [a##r##1] "+x"(acc[r][1])
 #define ACC_3(r) ACC_2(r), [a##r##2] "+x"(acc[r][2])
 #define ADD_KEY(type, n)                                                                           \
     __asm__(LOAD_##type##_##n MULTIPLY(n)                                                          \
             : ACC_##n(0), ACC_##n(1), ACC_##n(2), ACC_##n(3)                                       \
-            : [row] "r"(row), [at] "r"(at), [w] "r"(w->at[0]), [w3] "r"(w->at[3]),                 \
-              [stride] "r"(w->stride), [i] "i"(4 * i)                                              \
+            : [row] "r"(row), [at] "r"(at), [w0] "m"(w[0][i]), [w1] "m"(w[1][i]),                  \
+              [w2] "m"(w[2][i]), [w3] "m"(w[3][i])                                                 \
             : "ymm12", "ymm13", "ymm14", "ymm15", "memory")
 /* clang-format on */
 #define ADD_KEY_4(type)                                                                            \
@@ -147,7 +138,7 @@ typedef struct weight_rows {
             ADD_KEY(type, 2);                                                                      \
     } while (0)
 
-QKV_INLINE void add_key_4(const char *row, int64_t at, const weight_rows *w, const int i,
+QKV_INLINE void add_key_4(const char *row, int64_t at, const float *const *w, const int i,
                           const int n_vecs, const int type, __m256 acc[4][8])
 {
     switch (type) {
@@ -173,7 +164,7 @@ QKV_INLINE void add_key_4(const char *row, int64_t at, const weight_rows *w, con
 #endif
 
 /* n_rows weights of key i times n_vecs vectors from byte 'at' of its value. */
-QKV_INLINE void add_key(const char *row, int64_t at, const weight_rows *w, const int i,
+QKV_INLINE void add_key(const char *row, int64_t at, const float *const *w, const int i,
                         const int n_rows, const int n_vecs, const int type, __m256 acc[4][8])
 {
     const char *values = row + at;
@@ -189,7 +180,7 @@ QKV_INLINE void add_key(const char *row, int64_t at, const weight_rows *w, const
         value[v] = load_8(values + v * LANES * kv_size(type), type);
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
-        const __m256 weight = _mm256_broadcast_ss(w->at[r] + i);
+        const __m256 weight = _mm256_broadcast_ss(w[r] + i);
         QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
             acc[r][v] = _mm256_fmadd_ps(weight, value[v], acc[r][v]);
@@ -204,11 +195,11 @@ QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, cons
     const int64_t begin = p->begin + d * kv_size(type);
     float *sums = p->sums + d;
     lines_ahead next = *p->next;
-    weight_rows w = {.stride = p->weights_stride * (int64_t)sizeof(float)};
+    const float *w[4];
     __m256 acc[4][8];
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
-        w.at[r] = p->weights + r * p->weights_stride;
+        w[r] = p->weights + r * p->weights_stride;
         QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
             acc[r][v] = _mm256_load_ps(sums + r * PANEL + v * LANES);
@@ -217,16 +208,16 @@ QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, cons
         prefetch_piece(&next);
         QKV_UNROLL
         for (int i = 0; i < 4; i++)
-            add_key(row[i], begin, &w, i, n_rows, n_vecs, type, acc);
+            add_key(row[i], begin, w, i, n_rows, n_vecs, type, acc);
         QKV_UNROLL
         for (int r = 0; r < n_rows; r++)
-            w.at[r] += 4;
+            w[r] += 4;
     }
     for (; row < end; row++) {
-        add_key(row[0], begin, &w, 0, n_rows, n_vecs, type, acc);
+        add_key(row[0], begin, w, 0, n_rows, n_vecs, type, acc);
         QKV_UNROLL
         for (int r = 0; r < n_rows; r++)
-            w.at[r]++;
+            w[r]++;
     }
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++)
@@ -253,7 +244,7 @@ QKV_INLINE int64_t half_step(const int type)
 }
 
 /* n_rows weights of key i times two vectors of a block, which lies at byte 'at'. */
-QKV_INLINE void add_half_block(const char *row, int64_t at, const weight_rows *w, const int i,
+QKV_INLINE void add_half_block(const char *row, int64_t at, const float *const *w, const int i,
                                const int n_rows, const int half, const int type, __m256 acc[4][8])
 {
     if (type == KV_Q8_0) {
@@ -268,7 +259,7 @@ QKV_INLINE void add_half_block(const char *row, int64_t at, const weight_rows *w
     const __m256 v1 = _mm256_cvtepi32_ps(_mm256_sub_epi32(high, eight));
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
-        const __m256 weight = _mm256_broadcast_ss(w->at[r] + i);
+        const __m256 weight = _mm256_broadcast_ss(w[r] + i);
         acc[r][0] = _mm256_fmadd_ps(weight, v0, acc[r][0]);
         acc[r][1] = _mm256_fmadd_ps(weight, v1, acc[r][1]);
     }
@@ -284,11 +275,11 @@ QKV_INLINE void sum_half_block(const sum_part *p, int64_t d, const int n_rows, c
     const void *const *row = p->values, *const *end = row + p->keys, *const *ahead = p->ahead;
     const int64_t begin = p->begin + row_bytes(d, type), second = half_step(type);
     float *sums = p->sums + d + half_column(half, type);
-    weight_rows w = {.stride = p->weights_stride * (int64_t)sizeof(float)};
+    const float *w[4];
     __m256 acc[4][8];
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
-        w.at[r] = p->weights + r * p->weights_stride;
+        w[r] = p->weights + r * p->weights_stride;
         acc[r][0] = _mm256_load_ps(sums + r * PANEL);
         acc[r][1] = _mm256_load_ps(sums + r * PANEL + second);
     }
@@ -297,17 +288,17 @@ QKV_INLINE void sum_half_block(const sum_part *p, int64_t d, const int n_rows, c
         for (int i = 0; i < 4; i++) {
             if (half == 0) /* once a block, which is half a line */
                 prefetch_at(ahead[i], begin);
-            add_half_block(row[i], begin, &w, i, n_rows, half, type, acc);
+            add_half_block(row[i], begin, w, i, n_rows, half, type, acc);
         }
         QKV_UNROLL
         for (int r = 0; r < n_rows; r++)
-            w.at[r] += 4;
+            w[r] += 4;
     }
     for (; row < end; row++) {
-        add_half_block(row[0], begin, &w, 0, n_rows, half, type, acc);
+        add_half_block(row[0], begin, w, 0, n_rows, half, type, acc);
         QKV_UNROLL
         for (int r = 0; r < n_rows; r++)
-            w.at[r]++;
+            w[r]++;
     }
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
