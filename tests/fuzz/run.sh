@@ -21,7 +21,12 @@ if [ ! -f "$build/build.ninja" ]; then
     CC=${CC:-clang} meson setup "$build" -Dfuzz=true -Dtests=disabled -Disas="$isas" -Dbuildtype=debugoptimized -Doptimization=1 \
         -Ddefault_library=static -Db_sanitize=address,undefined -Db_lundef=false >/dev/null
 fi
-ninja -C "$build" $(for target; do printf ' tests/fuzz/fuzz_%s' "$target"; done) >/dev/null
+if ! ninja -C "$build" $(for target; do printf ' tests/fuzz/fuzz_%s' "$target"; done) \
+    >"$build/compile.log" 2>&1; then
+    tail -n 40 "$build/compile.log"
+    printf 'fuzz: the targets could not be built\n'
+    exit 1
+fi
 
 # fuzz TARGET: its last lines, and status 1, if it finds something.
 fuzz() {
