@@ -61,7 +61,7 @@ typedef struct qkv_dot_args {
     int64_t key_scales_stride, scores_stride;
     int64_t rows, kv_len, head_dim;
     bool accumulate;
-    bool scattered; /* a hint: keys do not follow one another, and are worth asking for ahead */
+    bool scattered; /* a hint, with keys_at: they do not touch, and are worth asking for ahead */
 } qkv_dot_args;
 typedef void qkv_dot_fn(const qkv_dot_args *args);
 typedef qkv_dot_fn qkv_dot_f32_fn, qkv_dot_f16_fn, qkv_dot_bf16_fn, qkv_dot_q8_0_fn, qkv_dot_i8_fn,

@@ -218,7 +218,7 @@ typedef struct dot_steps {
     dot_step *four, *two, *one, *rest;
 } dot_steps;
 
-/* All rows against the keys from 'key' to 'end', at most KEYS. */
+/* All rows against the keys from 'key' to 'end'. */
 static void dot_keys(const qkv_dot_args *a, int64_t key, int64_t end, const dot_steps *steps)
 {
     const int64_t n = end - key;

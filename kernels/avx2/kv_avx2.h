@@ -96,7 +96,7 @@ QKV_INLINE void prefetch_places(uintptr_t first, uintptr_t place)
 QKV_INLINE void prefetch_keys(const qkv_dot_args *a, int64_t key, int64_t n, int64_t bytes)
 {
     enum { AHEAD = 16, PIECE = 256 };
-    if (!a->scattered)
+    if (!a->scattered || !a->keys_at)
         return;
     const int64_t place = bytes < PIECE ? (bytes + 3) / 4 : PIECE / 4, last = bytes - PIECE;
     for (int64_t k = key + AHEAD; k < key + AHEAD + n && k < a->kv_len; k++) {
@@ -263,7 +263,7 @@ QKV_INLINE void scores_of_pairs(const float *pairs, __m256 scores[4])
     scores[3] = _mm256_permute2f128_ps(bd0, bd1, 0x31);
 }
 
-/* One alone. */
+/* The sum of one alone, by the same tree. */
 QKV_INLINE float hsum1(__m256 x)
 {
     const __m128 x4 = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

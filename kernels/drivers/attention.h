@@ -170,7 +170,7 @@ static inline bool qkv_heads_lie_together(const qkv_attention_problem *problem)
  * QKV_PASS_ROWS, one part of the keys after the other. Where heads lie together,
  * a head finds in the translation tables what the one before it has left there.
  * As many go together as a worker's scratch memory has room for beside what rows
- * need; false, and nothing is done, if that is none. The bits are those of
+ * need; false, and nothing is done, if that is fewer than two. The bits are those of
  * qkv_run_rows().
  */
 bool qkv_run_heads(const qkv_attention_problem *problem, const qkv_attention_plan *plan,

@@ -234,10 +234,10 @@ static int64_t list_ahead(const qkv_attention_problem *p, const row_pass *pass, 
     return count;
 }
 
-/* Do the rows of 'view' lie apart, so that a core does not see which comes next? */
-static bool is_scattered(const qkv_attention_problem *p, const qkv_view *view)
+/* Do keys lie apart, so that a core does not see which comes next? */
+static bool keys_are_scattered(const qkv_attention_problem *p)
 {
-    return p->page_table || view->stride[QKV_AXIS_ROW] > view->dim;
+    return p->page_table || p->key.stride[QKV_AXIS_ROW] > p->key.dim;
 }
 
 static void block_logits(const qkv_attention_problem *p, const qkv_kernels *k, const row_pass *pass,
@@ -262,7 +262,7 @@ static void block_logits(const qkv_attention_problem *p, const qkv_kernels *k, c
                                       .kv_len = kv_len,
                                       .head_dim = rest < QKV_DOT_BLOCK ? rest : QKV_DOT_BLOCK,
                                       .accumulate = d > 0,
-                                      .scattered = is_scattered(p, &p->key)});
+                                      .scattered = keys_are_scattered(p)});
     }
 }
 
