@@ -115,10 +115,7 @@ QKV_INLINE void sum_pairs(const qkv_dot_args *a, places *p, int64_t key, const i
         p->keys[k] = a->keys_at[key + k];
     prefetch_keys(a, key, n_keys, a->head_dim * kv_size(type));
     lane_sums(p, a->head_dim, 4, n_keys, type, acc);
-    QKV_UNROLL
-    for (int k = 0; k < n_keys; k++)
-        _mm256_store_ps(pairs + k * LANES, pairs_of_4(acc[k], acc[n_keys + k], acc[2 * n_keys + k],
-                                                      acc[3 * n_keys + k]));
+    store_pairs(pairs, acc, n_keys);
 }
 
 /* 4 rows, 3 keys at a time, and the last ones one by one. */
@@ -134,8 +131,7 @@ QKV_INLINE void dot_4_rows(const qkv_dot_args *a, int64_t row, int64_t key, int6
             sum_pairs(a, &p, key + j, 3, type, pairs + j * LANES);
         for (; j < n; j++)
             sum_pairs(a, &p, key + j, 1, type, pairs + j * LANES);
-        for (; j % LANES; j++)
-            _mm256_store_ps(pairs + j * LANES, _mm256_setzero_ps());
+        clear_pairs(pairs, n);
         for (j = 0; j < n; j += LANES) {
             __m256 scores[4];
             scores_of_pairs(pairs + j * LANES, scores);

@@ -242,6 +242,22 @@ QKV_INLINE __m256 pairs_of_4(__m256 a, __m256 b, __m256 c, __m256 d)
     return add_quarters(add_halves(a, c), add_halves(b, d));
 }
 
+/* Those of n_keys keys, whose accumulators are acc[row * n_keys + key]. */
+QKV_INLINE void store_pairs(float *pairs, const __m256 *acc, const int n_keys)
+{
+    QKV_UNROLL
+    for (int k = 0; k < n_keys; k++)
+        _mm256_store_ps(pairs + k * LANES, pairs_of_4(acc[k], acc[n_keys + k], acc[2 * n_keys + k],
+                                                      acc[3 * n_keys + k]));
+}
+
+/* The pairs of the keys from n on that scores_of_pairs() takes along. */
+QKV_INLINE void clear_pairs(float *pairs, int64_t n)
+{
+    for (; n % LANES; n++)
+        _mm256_store_ps(pairs + n * LANES, _mm256_setzero_ps());
+}
+
 /* The scores of 4 rows with 8 keys from the pairs of each key. */
 QKV_INLINE void scores_of_pairs(const float *pairs, __m256 scores[4])
 {

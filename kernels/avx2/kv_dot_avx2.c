@@ -248,10 +248,7 @@ QKV_INLINE void sum_pairs(const qkv_dot_args *a, const int_rows *rows, int64_t k
 {
     __m256 acc[8];
     lane_sums(a, rows, 0, key, 4, n_keys, type, acc);
-    QKV_UNROLL
-    for (int k = 0; k < n_keys; k++)
-        _mm256_store_ps(pairs + k * LANES, pairs_of_4(acc[k], acc[n_keys + k], acc[2 * n_keys + k],
-                                                      acc[3 * n_keys + k]));
+    store_pairs(pairs, acc, n_keys);
 }
 
 /* 4 rows against at most KEYS keys; see dot_avx2.c. */
@@ -263,12 +260,9 @@ QKV_INLINE void dot_4_rows(const qkv_dot_args *a, const int_rows *rows, int64_t 
     int64_t j = 0;
     for (; j + 2 <= n; j += 2)
         sum_pairs(a, rows, key + j, 2, type, pairs + j * LANES);
-    if (j < n) {
+    if (j < n)
         sum_pairs(a, rows, key + j, 1, type, pairs + j * LANES);
-        j++;
-    }
-    for (; j % LANES; j++)
-        _mm256_store_ps(pairs + j * LANES, _mm256_setzero_ps());
+    clear_pairs(pairs, n);
     for (j = 0; j < n; j += LANES) {
         __m256 scores[4];
         scores_of_pairs(pairs + j * LANES, scores);

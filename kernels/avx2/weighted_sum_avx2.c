@@ -77,7 +77,6 @@ QKV_INLINE void prefetch_piece(lines_ahead *next)
 typedef struct sum_part {
     const float *weights;
     const void *const *values; /* the keys' rows */
-    const void *const *ahead;  /* those of as many keys to be prefetched */
     float *sums;               /* [rows][PANEL] */
     int64_t weights_stride;
     int64_t begin; /* byte of the first column */
@@ -150,6 +149,7 @@ QKV_INLINE void add_key_4(const char *row, int64_t at, const float *const *w, co
         ADD_KEY_4(BF16);
         break;
     case KV_I8:
+    case KV_Q8_0:
         ADD_KEY_4(I8);
         break;
     case KV_E5M2:
@@ -163,21 +163,34 @@ QKV_INLINE void add_key_4(const char *row, int64_t at, const float *const *w, co
 
 #endif
 
+/* n_vecs vectors from p on. Those of q4_0 are two, the lower and the upper halves of 8
+ * bytes; the scales of blocks are in the weights. */
+QKV_INLINE void load_vectors(const char *p, const int n_vecs, const int type, __m256 *value)
+{
+    if (type == KV_Q4_0) {
+        const __m256i bytes = _mm256_cvtepu8_epi32(load_64(p)), eight = _mm256_set1_epi32(8);
+        const __m256i low = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
+        value[0] = _mm256_cvtepi32_ps(_mm256_sub_epi32(low, eight));
+        value[1] = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(bytes, 4), eight));
+        return;
+    }
+    QKV_UNROLL
+    for (int v = 0; v < n_vecs; v++)
+        value[v] = load_8(p + v * LANES * kv_size(type), type == KV_Q8_0 ? KV_I8 : type);
+}
+
 /* n_rows weights of key i times n_vecs vectors from byte 'at' of its value. */
 QKV_INLINE void add_key(const char *row, int64_t at, const float *const *w, const int i,
                         const int n_rows, const int n_vecs, const int type, __m256 acc[4][8])
 {
-    const char *values = row + at;
     __m256 value[8];
 #ifndef QKV_SIMDE
-    if (n_rows == 4 && (n_vecs == 2 || n_vecs == 3)) {
+    if (n_rows == 4 && type != KV_Q4_0 && (n_vecs == 2 || n_vecs == 3)) {
         add_key_4(row, at, w, i, n_vecs, type, acc);
         return;
     }
 #endif
-    QKV_UNROLL
-    for (int v = 0; v < n_vecs; v++)
-        value[v] = load_8(values + v * LANES * kv_size(type), type);
+    load_vectors(row + at, n_vecs, type, value);
     QKV_UNROLL
     for (int r = 0; r < n_rows; r++) {
         const __m256 weight = _mm256_broadcast_ss(w[r] + i);
@@ -187,12 +200,22 @@ QKV_INLINE void add_key(const char *row, int64_t at, const float *const *w, cons
     }
 }
 
-/* n_rows rows, n_vecs vectors from column d on. */
+/* At which byte of a value the vectors from column d on begin, d being below 16 in a
+ * block of q4_0. */
+QKV_INLINE int64_t begin_of(int64_t d, const int type)
+{
+    if (!is_block(type))
+        return d * kv_size(type);
+    return row_bytes(d, type) + (int64_t)sizeof(uint16_t) + d % QKV_KV_BLOCK;
+}
+
+/* n_rows rows, n_vecs vectors from column d on; those of q4_0 are half a block apart. */
 QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, const int n_vecs,
                             const int type)
 {
+    const int64_t step = type == KV_Q4_0 ? QKV_KV_BLOCK / 2 : LANES;
+    const int64_t begin = p->begin + begin_of(d, type);
     const void *const *row = p->values, *const *end = row + p->keys;
-    const int64_t begin = p->begin + d * kv_size(type);
     float *sums = p->sums + d;
     lines_ahead next = *p->next;
     const float *w[4];
@@ -202,7 +225,7 @@ QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, cons
         w[r] = p->weights + r * p->weights_stride;
         QKV_UNROLL
         for (int v = 0; v < n_vecs; v++)
-            acc[r][v] = _mm256_load_ps(sums + r * PANEL + v * LANES);
+            acc[r][v] = _mm256_load_ps(sums + r * PANEL + v * step);
     }
     for (; end - row >= 4; row += 4) {
         prefetch_piece(&next);
@@ -223,88 +246,8 @@ QKV_INLINE void sum_vectors(const sum_part *p, int64_t d, const int n_rows, cons
     for (int r = 0; r < n_rows; r++)
         QKV_UNROLL
     for (int v = 0; v < n_vecs; v++)
-        _mm256_store_ps(sums + r * PANEL + v * LANES, acc[r][v]);
+        _mm256_store_ps(sums + r * PANEL + v * step, acc[r][v]);
     *p->next = next;
-}
-
-QKV_INLINE void prefetch_at(const void *row, int64_t offset)
-{
-    _mm_prefetch((const char *)((uintptr_t)row + (uintptr_t)offset), _MM_HINT_T0);
-}
-
-/* Where the second vector of half a block is, of which the first is at 'column':
- * q8_0 has neighbours, q4_0 the lower and upper halves of the same 8 bytes. */
-QKV_INLINE int64_t half_column(const int half, const int type)
-{
-    return type == KV_Q8_0 ? 16 * half : 8 * half;
-}
-QKV_INLINE int64_t half_step(const int type)
-{
-    return type == KV_Q8_0 ? LANES : 2 * LANES;
-}
-
-/* n_rows weights of key i times two vectors of a block, which lies at byte 'at'. */
-QKV_INLINE void add_half_block(const char *row, int64_t at, const float *const *w, const int i,
-                               const int n_rows, const int half, const int type, __m256 acc[4][8])
-{
-    if (type == KV_Q8_0) {
-        add_key(row, at + 2 + 16 * half, w, i, n_rows, 2, KV_I8, acc);
-        return;
-    }
-    const __m256i bytes = _mm256_cvtepu8_epi32(load_64(row + at + 2 + 8 * half));
-    const __m256i eight = _mm256_set1_epi32(8);
-    const __m256i low = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
-    const __m256i high = _mm256_srli_epi32(bytes, 4);
-    const __m256 v0 = _mm256_cvtepi32_ps(_mm256_sub_epi32(low, eight));
-    const __m256 v1 = _mm256_cvtepi32_ps(_mm256_sub_epi32(high, eight));
-    QKV_UNROLL
-    for (int r = 0; r < n_rows; r++) {
-        const __m256 weight = _mm256_broadcast_ss(w[r] + i);
-        acc[r][0] = _mm256_fmadd_ps(weight, v0, acc[r][0]);
-        acc[r][1] = _mm256_fmadd_ps(weight, v1, acc[r][1]);
-    }
-}
-
-/*
- * Half a block of q8_0 or q4_0 from column d on, whose scales are in the
- * weights. Four rows take 16 instructions for 8 multiply-adds.
- */
-QKV_INLINE void sum_half_block(const sum_part *p, int64_t d, const int n_rows, const int half,
-                               const int type)
-{
-    const void *const *row = p->values, *const *end = row + p->keys, *const *ahead = p->ahead;
-    const int64_t begin = p->begin + row_bytes(d, type), second = half_step(type);
-    float *sums = p->sums + d + half_column(half, type);
-    const float *w[4];
-    __m256 acc[4][8];
-    QKV_UNROLL
-    for (int r = 0; r < n_rows; r++) {
-        w[r] = p->weights + r * p->weights_stride;
-        acc[r][0] = _mm256_load_ps(sums + r * PANEL);
-        acc[r][1] = _mm256_load_ps(sums + r * PANEL + second);
-    }
-    for (; end - row >= 4; row += 4, ahead += 4) {
-        QKV_UNROLL
-        for (int i = 0; i < 4; i++) {
-            if (half == 0) /* once a block, which is half a line */
-                prefetch_at(ahead[i], begin);
-            add_half_block(row[i], begin, w, i, n_rows, half, type, acc);
-        }
-        QKV_UNROLL
-        for (int r = 0; r < n_rows; r++)
-            w[r] += 4;
-    }
-    for (; row < end; row++) {
-        add_half_block(row[0], begin, w, 0, n_rows, half, type, acc);
-        QKV_UNROLL
-        for (int r = 0; r < n_rows; r++)
-            w[r]++;
-    }
-    QKV_UNROLL
-    for (int r = 0; r < n_rows; r++) {
-        _mm256_store_ps(sums + r * PANEL, acc[r][0]);
-        _mm256_store_ps(sums + r * PANEL + second, acc[r][1]);
-    }
 }
 
 /* The scales of the blocks of up to 8 keys, from byte 'begin' on. Inserted
@@ -349,8 +292,8 @@ QKV_INLINE void sum_blocks(const sum_part *p, int64_t columns, const int n_rows,
     q.weights_stride = QKV_KEY_BLOCK;
     for (int64_t d = 0; d < columns; d += QKV_KV_BLOCK) {
         block_weights(p, p->begin + row_bytes(d, type), n_rows, scaled);
-        sum_half_block(&q, d, n_rows, 0, type);
-        sum_half_block(&q, d, n_rows, 1, type);
+        sum_vectors(&q, d, n_rows, 2, type);
+        sum_vectors(&q, d + (type == KV_Q4_0 ? LANES : 2 * LANES), n_rows, 2, type);
     }
 }
 
@@ -507,7 +450,6 @@ static void sum_panel(const qkv_weighted_sum_args *a, const void *const *values,
                         begin, row_bytes(columns, s->type));
         sum_part p = {.weights = a->weights + row * a->weights_stride + key,
                       .values = values + key,
-                      .ahead = values + (key + 2 * chunk <= listed ? key + chunk : key),
                       .begin = begin,
                       .sums = sums,
                       .weights_stride = a->weights_stride,
