@@ -331,9 +331,11 @@ void qkv_run_attention(const qkv_attention_problem *p, const qkv_attention_plan 
         const qkv_sequence s = qkv_sequence_at(p, b);
         const qkv_cut cut = qkv_cut_sequence(p, plan, &s);
         const qkv_sharing sharing = qkv_sharing_from(p, plan, b);
-        if (sharing.count == 1)
+        if (sharing.count == 1) {
             run_sequence(p, plan, &s, &cut, scratch);
-        for (int64_t head = 0; head < p->kv_heads && sharing.count > 1; head++)
+            continue;
+        }
+        for (int64_t head = 0; head < p->kv_heads; head++)
             qkv_run_sharing(p, plan, &sharing, head, scratch);
         b += sharing.count - 1;
     }
