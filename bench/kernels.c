@@ -682,6 +682,7 @@ static void run_gemm_few(void *context, int worker)
             .x_stride = x->d,
             .w_stride = x->n,
             .sums_stride = x->n,
+            .sums_block = QKV_FEW_COLS,
             .rows = x->rows,
             .cols = x->n,
             .depth = at_most(x->d - d, QKV_FEW_DEPTH),

@@ -314,16 +314,20 @@ typedef void qkv_gemm_f32_fn(const qkv_gemm_args *args);
  * in this order and with the rounding of gemm_f32's sums: calls that go through
  * the depth piece by piece have the bits of one through all of it. rows is from 1
  * to QKV_FEW_ROWS, depth from 1 to QKV_FEW_DEPTH; with 'out_in' any depth.
+ *
+ * Column c of row i of the sums is c % QKV_FEW_COLS in the block of columns
+ * sums + i * sums_stride + c / QKV_FEW_COLS * sums_block.
  */
 enum {
     QKV_FEW_ROWS = 6,
-    QKV_FEW_DEPTH = 8 /* rows of weights that are read side by side */
+    QKV_FEW_DEPTH = 8, /* rows of weights that are read side by side */
+    QKV_FEW_COLS = 16
 };
 typedef struct qkv_gemm_few_args {
     const float *x;
     const void *w;
     float *sums; /* overlaps nothing else */
-    int64_t x_stride, w_stride, sums_stride;
+    int64_t x_stride, w_stride, sums_stride, sums_block;
     int64_t rows, cols, depth;
     int32_t dtype; /* of 'w': QKV_F32, QKV_F16 or QKV_BF16 */
     bool begin, out_in;

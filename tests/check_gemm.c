@@ -275,7 +275,12 @@ static void check_few(const test_isa *isa, rng *r, int64_t rows, int64_t cols, i
     float *x = guarded(SLOT_X, (rows - 1) * (depth + pad) + depth, place);
     float *w = guarded(SLOT_PANEL, (w_rows - 1) * (w_cols + pad) + w_cols, place);
     const tensor matrix = tensor_at(w, counts, strides, w_cols);
-    float *sums = guarded(SLOT_Y, (rows - 1) * (cols + pad) + cols, place);
+    const int64_t blocks = (cols + QKV_FEW_COLS - 1) / QKV_FEW_COLS;
+    const int64_t last = cols - (blocks - 1) * QKV_FEW_COLS;
+    const bool blocked = rng_int(r, 0, 1);
+    const int64_t stride = blocked ? QKV_FEW_COLS + pad : cols + pad;
+    const int64_t block = blocked ? rows * stride : QKV_FEW_COLS;
+    float *sums = guarded(SLOT_Y, (rows - 1) * stride + (blocks - 1) * block + last, place);
     for (int64_t i = 0; i < rows; i++)
         fill_normal(r, x + i * (depth + pad), depth, 1.0f);
     tensor_fill(&matrix, r, 1.0f);
@@ -290,7 +295,8 @@ static void check_few(const test_isa *isa, rng *r, int64_t rows, int64_t cols, i
                                  .sums = sums,
                                  .x_stride = depth + pad,
                                  .w_stride = w_cols + pad,
-                                 .sums_stride = cols + pad,
+                                 .sums_stride = stride,
+                                 .sums_block = block,
                                  .rows = rows,
                                  .cols = cols,
                                  .depth = depth - d < most ? depth - d : most,
@@ -298,10 +304,14 @@ static void check_few(const test_isa *isa, rng *r, int64_t rows, int64_t cols, i
                                  .begin = d == 0,
                                  .out_in = out_in});
         guards_intact();
-        gaps_intact("sums", sums, rows, cols + pad, cols);
+        if (!blocked)
+            gaps_intact("sums", sums, rows, stride, cols);
+        for (int64_t b = 0; b < blocks && blocked; b++)
+            gaps_intact("sums of a block", sums + b * block, rows, stride,
+                        b < blocks - 1 ? QKV_FEW_COLS : last);
     }
 
-    float *packed = scratch_alloc((size_t)(depth * cols) * sizeof *packed);
+    float *packed = scratch_alloc((size_t)((depth > rows ? depth : rows) * cols) * sizeof *packed);
     for (int64_t k = 0; k < depth; k++)
         for (int64_t c = 0; c < cols; c++)
             packed[k * cols + c] = out_in ? w[c * (w_cols + pad) + k] : w[k * (w_cols + pad) + c];
@@ -313,7 +323,10 @@ static void check_few(const test_isa *isa, rng *r, int64_t rows, int64_t cols, i
                              .cols = cols,
                              .depth = depth};
     want_rows(&a, cols, want, bound);
-    expect_close_rows("sums", sums, cols + pad, want, bound, rows, cols);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t c = 0; c < cols; c++)
+            packed[i * cols + c] = sums[i * stride + c / QKV_FEW_COLS * block + c % QKV_FEW_COLS];
+    expect_close_rows("sums", packed, cols, want, bound, rows, cols);
     free(packed);
     tally(isa->id, 1);
 }
@@ -347,6 +360,7 @@ static void check_few_bits(const test_isa *isa, rng *r)
                                  .x_stride = depth,
                                  .w_stride = cols,
                                  .sums_stride = cols,
+                                 .sums_block = QKV_FEW_COLS,
                                  .rows = rows,
                                  .cols = cols,
                                  .depth = depth - d < QKV_FEW_DEPTH ? depth - d : QKV_FEW_DEPTH,
@@ -364,6 +378,7 @@ static void check_few_bits(const test_isa *isa, rng *r)
                                               .x_stride = depth,
                                               .w_stride = depth,
                                               .sums_stride = cols,
+                                              .sums_block = QKV_FEW_COLS,
                                               .rows = rows,
                                               .cols = cols,
                                               .depth = depth,

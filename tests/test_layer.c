@@ -226,7 +226,7 @@ static void check_rows_alone(rng *r, int64_t rows, int64_t in, int64_t out, bool
 Test(layer, rows_alone)
 {
     rng r = rng_make("rows alone");
-    for (int64_t rows = 2; rows <= 34; rows++)
+    for (int64_t rows = 2; rows <= 53; rows++)
         if (effort_takes(rows))
             check_rows_alone(&r, rows, rng_int(&r, 1, rows % 3 ? 70 : 700), rng_int(&r, 1, 300),
                              rows % 2);

@@ -20,6 +20,8 @@
 
 enum { COLS = 2 * LANES, DEPTH = QKV_FEW_DEPTH };
 
+_Static_assert((int)COLS == (int)QKV_FEW_COLS, "a step is a block of the sums");
+
 /* The columns of a step: 'w' is of a type, rows 'stride' elements apart. */
 typedef struct few_step {
     const float *x;
@@ -99,7 +101,7 @@ QKV_INLINE void multiply_rows(const qkv_gemm_few_args *a, const int rows, const 
             multiply_columns(&s, rows, dtype);
         }
         s.w += COLS * size;
-        s.sums += COLS;
+        s.sums += a->sums_block;
     }
     if (left > 0)
         multiply_tail(&s, left, rows, dtype);
@@ -157,6 +159,11 @@ QKV_INLINE void add_blocks(const qkv_gemm_few_args *a, int64_t column, int64_t k
     }
 }
 
+QKV_INLINE float *sums_at(const qkv_gemm_few_args *a, int64_t row, int64_t column)
+{
+    return a->sums + row * a->sums_stride + column / COLS * a->sums_block + column % COLS;
+}
+
 QKV_INLINE void multiply_out_in(const qkv_gemm_few_args *a, int64_t column, const int rows,
                                 const int32_t dtype)
 {
@@ -164,7 +171,7 @@ QKV_INLINE void multiply_out_in(const qkv_gemm_few_args *a, int64_t column, cons
     __m256 acc[QKV_FEW_ROWS];
     QKV_UNROLL
     for (int r = 0; r < rows; r++) {
-        const float *sums = a->sums + r * a->sums_stride + column;
+        const float *sums = sums_at(a, r, column);
         acc[r] = a->begin        ? _mm256_setzero_ps()
                  : left >= BLOCK ? _mm256_loadu_ps(sums)
                                  : load_tail(sums, left);
@@ -176,7 +183,7 @@ QKV_INLINE void multiply_out_in(const qkv_gemm_few_args *a, int64_t column, cons
         add_blocks(a, column, k, a->depth - k, 1, rows, dtype, acc);
     QKV_UNROLL
     for (int r = 0; r < rows; r++) {
-        float *sums = a->sums + r * a->sums_stride + column;
+        float *sums = sums_at(a, r, column);
         if (left >= BLOCK)
             _mm256_storeu_ps(sums, acc[r]);
         else

@@ -17,6 +17,8 @@
 
 enum { VECTORS = 4, COLS = 4 * VECTORS, DEPTH = QKV_FEW_DEPTH };
 
+_Static_assert((int)COLS == (int)QKV_FEW_COLS, "a step is a block of the sums");
+
 /* The columns of a step: 'w' is of a type, rows 'stride' elements apart. */
 typedef struct few_step {
     const float *x;
@@ -97,7 +99,7 @@ QKV_INLINE void multiply_rows(const qkv_gemm_few_args *a, const int rows, const 
     for (; left >= COLS; left -= COLS) {
         multiply_columns(&s, rows, dtype);
         s.w += COLS * size;
-        s.sums += COLS;
+        s.sums += a->sums_block;
     }
     if (left > 0)
         multiply_tail(&s, left, rows, dtype);
@@ -147,6 +149,11 @@ QKV_INLINE void add_block(const qkv_gemm_few_args *a, int64_t column, int64_t k,
     }
 }
 
+QKV_INLINE float *sums_at(const qkv_gemm_few_args *a, int64_t row, int64_t column)
+{
+    return a->sums + row * a->sums_stride + column / COLS * a->sums_block + column % COLS;
+}
+
 QKV_INLINE void multiply_out_in(const qkv_gemm_few_args *a, int64_t column, const int rows,
                                 const int32_t dtype)
 {
@@ -154,7 +161,7 @@ QKV_INLINE void multiply_out_in(const qkv_gemm_few_args *a, int64_t column, cons
     QKV_UNROLL
     for (int i = 0; i < BLOCKS * rows; i++) {
         const int64_t c = column + i / rows * BLOCK, left = a->cols - c;
-        const float *sums = a->sums + i % rows * a->sums_stride + c;
+        const float *sums = sums_at(a, i % rows, c);
         acc[i / rows][i % rows] =
             a->begin || left <= 0 ? vdupq_n_f32(0.0f) : load_upto4(sums, left);
     }
@@ -170,7 +177,7 @@ QKV_INLINE void multiply_out_in(const qkv_gemm_few_args *a, int64_t column, cons
     for (int i = 0; i < BLOCKS * rows; i++) {
         const int64_t c = column + i / rows * BLOCK, left = a->cols - c;
         if (left > 0)
-            store_upto4(a->sums + i % rows * a->sums_stride + c, acc[i / rows][i % rows], left);
+            store_upto4(sums_at(a, i % rows, c), acc[i / rows][i % rows], left);
     }
 }
 

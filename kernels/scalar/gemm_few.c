@@ -26,10 +26,11 @@ void qkv_gemm_few_scalar(const qkv_gemm_few_args *a)
         const float *x = a->x + i * a->x_stride;
         float *sums = a->sums + i * a->sums_stride;
         for (int64_t c = 0; c < a->cols; c++) {
-            float sum = a->begin ? 0.0f : sums[c];
+            const int64_t at = c / QKV_FEW_COLS * a->sums_block + c % QKV_FEW_COLS;
+            float sum = a->begin ? 0.0f : sums[at];
             for (int64_t k = 0; k < a->depth; k++)
                 sum += x[k] * weight_at(a, k, c);
-            sums[c] = sum;
+            sums[at] = sum;
         }
     }
 }
