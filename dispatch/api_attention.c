@@ -350,13 +350,6 @@ static qkv_status check_overlap(const qkv_attention_problem *p, const memory_lis
     return QKV_OK;
 }
 
-enum { OLDEST_DESC = offsetof(qkv_attention_desc, lse) + sizeof(qkv_tensor) };
-
-static qkv_status copy_desc(qkv_attention_desc *copy, const qkv_attention_desc *desc)
-{
-    return qkv_copy_desc(copy, sizeof *copy, OLDEST_DESC, desc);
-}
-
 /* As qkv_needs_schedule(), of a descriptor that need not be checked yet. */
 static bool has_schedule(const qkv_attention_desc *d)
 {
@@ -389,6 +382,14 @@ static qkv_status check_desc(const qkv_attention_desc *d, qkv_attention_problem 
     if (!status && (p->value_dim | p->head_dim | p->kv_len | p->q_len) > INT64_MAX / 4096)
         status = QKV_E_OVERFLOW;
     return status;
+}
+
+/* The first version, and one without shared_len. */
+static qkv_status copy_desc(qkv_attention_desc *copy, const qkv_attention_desc *desc)
+{
+    static const size_t older[] = {offsetof(qkv_attention_desc, q_starts),
+                                   offsetof(qkv_attention_desc, shared_len), 0};
+    return qkv_copy_desc(copy, sizeof *copy, older, desc);
 }
 
 static qkv_status check(const qkv_attention_desc *desc, qkv_attention_problem *p, memory_list *list)

@@ -176,7 +176,7 @@ qkv_status qkv_kv_append(const qkv_kv_append_desc *desc)
 {
     qkv_kv_append_desc d;
     qkv_append_problem p = {.batch = 0};
-    qkv_status status = qkv_copy_desc(&d, sizeof d, sizeof d, desc);
+    qkv_status status = qkv_copy_desc(&d, sizeof d, NULL, desc);
     if (!status)
         status = check_append(&d, &p);
     if (!status && d.new_len > 0)

@@ -61,8 +61,7 @@ typedef struct project_problem {
 static qkv_status check_project(const qkv_project_desc *desc, project_problem *p)
 {
     qkv_project_desc d;
-    qkv_status status =
-        qkv_copy_desc(&d, sizeof d, offsetof(qkv_project_desc, out) + sizeof d.out, desc);
+    qkv_status status = qkv_copy_desc(&d, sizeof d, NULL, desc);
     if (status)
         return status;
     if (d.flags & ~QKV_WEIGHT_OUT_IN || d.reserved != 0)
@@ -295,8 +294,7 @@ static qkv_status check_layer(const qkv_self_attention_desc *desc, layer_problem
     qkv_self_attention_desc d;
     layer_widths w;
     *p = (layer_problem){.need = 0};
-    qkv_status status =
-        qkv_copy_desc(&d, sizeof d, offsetof(qkv_self_attention_desc, lse) + sizeof d.lse, desc);
+    qkv_status status = qkv_copy_desc(&d, sizeof d, NULL, desc);
     if (!status)
         status = check_layer_sizes(&d);
     if (status)

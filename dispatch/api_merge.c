@@ -103,7 +103,7 @@ qkv_status qkv_merge(const qkv_merge_desc *desc)
 {
     qkv_merge_desc d;
     qkv_view out, lse;
-    qkv_status status = qkv_copy_desc(&d, sizeof d, sizeof d, desc);
+    qkv_status status = qkv_copy_desc(&d, sizeof d, NULL, desc);
     if (!status && d.out_stride == 0)
         d.out_stride = d.value_dim;
     if (!status)

@@ -404,13 +404,21 @@ qkv_status qkv_check_scratch(const void *scratch, size_t size, size_t need,
     return QKV_OK;
 }
 
-qkv_status qkv_copy_desc(void *copy, size_t known, size_t oldest, const void *desc)
+static bool is_one_of(size_t size, const size_t *sizes)
+{
+    for (; sizes && *sizes != 0; sizes++)
+        if (size == *sizes)
+            return true;
+    return false;
+}
+
+qkv_status qkv_copy_desc(void *copy, size_t known, const size_t *older, const void *desc)
 {
     if (!desc)
         return QKV_E_NULL;
     size_t size;
     memcpy(&size, desc, sizeof size);
-    if (size < oldest || size > 65536 || size % sizeof(int64_t) != 0)
+    if (size > 65536 || size % sizeof(int64_t) != 0 || (size < known && !is_one_of(size, older)))
         return QKV_E_SIZE;
 
     memset(copy, 0, known);

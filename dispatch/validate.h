@@ -116,11 +116,12 @@ qkv_status qkv_check_scratch(const void *scratch, size_t size, size_t need,
 
 /*
  * Copies a descriptor of 'known' bytes that begins with its size_t size from
- * a caller's of any version: fields that the caller does not have are 0,
- * fields that this library does not know must be 0. 'oldest' is the size in
- * the first release.
+ * a caller's of any version: fields that the caller does not have are 0, fields
+ * that this library does not know must be 0. 'older' are the sizes that it once
+ * had, up to a 0, or NULL. Another smaller one, that ends in the middle of a field
+ * or between two that belong together, is refused: half of a mask is another mask.
  */
-qkv_status qkv_copy_desc(void *copy, size_t known, size_t oldest, const void *desc);
+qkv_status qkv_copy_desc(void *copy, size_t known, const size_t *older, const void *desc);
 
 /* a + b and a * b for non-negative numbers; false if the result overflows. */
 bool qkv_add(int64_t a, int64_t b, int64_t *result);

@@ -180,15 +180,22 @@ static void bad_number(const subject *s, const field *f)
     with_int(s, f, stride ? INT64_MAX - 1 : huge, stride ? QKV_E_OVERFLOW : (qkv_status)f->is[2]);
 }
 
+/* Sizes of versions before this one; that they work shows misuse/older_descriptors. */
+static bool had_size(const subject *s, int64_t size)
+{
+    return s->bytes == sizeof(qkv_attention_desc) && (size == 272 || size == 616);
+}
+
 static void bad_values(const subject *s, const field *f)
 {
     static const int64_t no_page[] = {INT64_MIN, -8, 1, 4, 12, 512, INT64_C(1) << 62};
     static const int64_t far[] = {-1, 999, INT_MAX, INT_MIN};
     switch (f->is[0]) {
     case SIZE:
-        with_int(s, f, 0, QKV_E_SIZE);
-        with_int(s, f, 8, QKV_E_SIZE);
-        with_int(s, f, 65537, QKV_E_SIZE);
+        for (int64_t size = 0; size < (int64_t)s->bytes + 8; size++)
+            if (size != (int64_t)s->bytes && !had_size(s, size))
+                with_int(s, f, size, QKV_E_SIZE);
+        with_int(s, f, 65544, QKV_E_SIZE);
         with_int(s, f, -1, QKV_E_SIZE);
         return;
     case FLAGS:

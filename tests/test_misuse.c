@@ -346,6 +346,30 @@ Test(misuse, attention_calls)
     }
 }
 
+/* A program compiled with an older header: nothing behind its descriptor is read. */
+Test(misuse, older_descriptors)
+{
+    static const size_t sizes[] = {272, 616};
+    rng r = rng_make("older descriptors");
+    problem p = base_problem(&r);
+    enum { WANT = 7, GOT = 8 };
+    cr_assert_eq(problem_run(&p), QKV_OK);
+    const double *want = tensor_doubles(&p.out, WANT);
+    const int64_t n = p.s.batch * p.s.q_heads * p.s.q_len * p.s.value_dim;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        problem_reset(&p);
+        qkv_attention_desc *older = guarded_bytes(SLOT_FREE, sizes[i], PLACE_AT_END);
+        memcpy(older, &p.desc, sizes[i]);
+        older->size = sizes[i];
+        size_t bytes;
+        cr_assert_eq(qkv_attention_scratch_size(older, 1, &bytes), QKV_OK);
+        void *scratch = scratch_alloc(bytes);
+        cr_assert_eq(qkv_attention(older, scratch, bytes), QKV_OK);
+        cr_assert_arr_eq(tensor_doubles(&p.out, GOT), want, (size_t)n * sizeof *want);
+        free(scratch);
+    }
+}
+
 /* A descriptor of a newer header: its unknown tail may hold only zeros. */
 Test(misuse, descriptor_of_another_version)
 {

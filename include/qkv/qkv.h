@@ -377,7 +377,8 @@ typedef struct qkv_mask {
  *
  * 'size' lets new fields be appended: a program compiled with an older
  * header keeps working, and one compiled with a newer header is refused
- * only if it sets a field that this library does not know.
+ * only if it sets a field that this library does not know. A smaller size that
+ * no version had is refused.
  */
 typedef struct qkv_attention_desc {
     size_t size;   /* sizeof(qkv_attention_desc) */
