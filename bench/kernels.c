@@ -636,16 +636,23 @@ static void run_gemm(void *context, int worker)
     });
 }
 
-static double error_gemm(void *context)
+/* Sums in blocks of columns, as gemm_few's are, or in rows, of which 'block' is all. */
+static double error_in_blocks(const kernel_context *x, int64_t block)
 {
-    const kernel_context *x = context;
     double worst = 0.0;
     for (int64_t i = 0; i < x->rows; i++)
         for (int64_t col = 0; col < x->n; col++) {
             const double exact = bench_oracle_dot(x->a + i * x->d, 1, x->b + col, x->n, x->d);
-            worst = bench_oracle_worse(worst, fabs((double)x->y[i * x->n + col] - exact));
+            const int64_t at = (col / block * x->rows + i) * block + col % block;
+            worst = bench_oracle_worse(worst, fabs((double)x->y[at] - exact));
         }
     return worst;
+}
+
+static double error_gemm(void *context)
+{
+    const kernel_context *x = context;
+    return error_in_blocks(x, x->n);
 }
 
 bool bench_make_gemm_f32(const bench_wish *wish, bench_case *c)
@@ -681,8 +688,8 @@ static void run_gemm_few(void *context, int worker)
             .sums = x->y,
             .x_stride = x->d,
             .w_stride = x->n,
-            .sums_stride = x->n,
-            .sums_block = QKV_FEW_COLS,
+            .sums_stride = QKV_FEW_COLS,
+            .sums_block = x->rows * QKV_FEW_COLS,
             .rows = x->rows,
             .cols = x->n,
             .depth = at_most(x->d - d, QKV_FEW_DEPTH),
@@ -690,22 +697,28 @@ static void run_gemm_few(void *context, int worker)
         });
 }
 
+static double error_gemm_few(void *context)
+{
+    return error_in_blocks(context, QKV_FEW_COLS);
+}
+
 bool bench_make_gemm_few(const bench_wish *wish, bench_case *c)
 {
     const bench_shape *s = wish->shape;
     const int64_t rows = at_most(s->q_len, QKV_FEW_ROWS), cols = s->q_heads * s->head_dim;
     const int64_t depth = cols;
-    kernel_context *x = context_new(wish, (rows + cols) * depth, rows * cols);
+    const int64_t sums = rows * ((cols + QKV_FEW_COLS - 1) / QKV_FEW_COLS * QKV_FEW_COLS);
+    kernel_context *x = context_new(wish, (rows + cols) * depth, sums);
     x->rows = rows;
     x->n = cols;
     x->d = depth;
     x->a = bench_take(&x->memory.in, rows * depth);
     x->b = bench_take(&x->memory.in, cols * depth);
-    x->y = bench_take(&x->memory.out, rows * cols);
+    x->y = bench_take(&x->memory.out, sums);
     bench_fill_normal(x->a, rows * depth, 17);
     bench_fill_normal(x->b, cols * depth, 18);
     c->flops = 2.0 * (double)rows * (double)cols * (double)depth;
     c->bound = BENCH_ROOF;
-    bench_finish(c, &x->memory, run_gemm_few, error_gemm);
+    bench_finish(c, &x->memory, run_gemm_few, error_gemm_few);
     return true;
 }

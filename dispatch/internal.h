@@ -321,7 +321,7 @@ typedef void qkv_gemm_f32_fn(const qkv_gemm_args *args);
 enum {
     QKV_FEW_ROWS = 6,
     QKV_FEW_DEPTH = 8, /* rows of weights that are read side by side */
-    QKV_FEW_COLS = 16
+    QKV_FEW_COLS = 16  /* of a block of sums */
 };
 typedef struct qkv_gemm_few_args {
     const float *x;

@@ -307,8 +307,8 @@ static void check_few(const test_isa *isa, rng *r, int64_t rows, int64_t cols, i
         if (!blocked)
             gaps_intact("sums", sums, rows, stride, cols);
         for (int64_t b = 0; b < blocks && blocked; b++)
-            gaps_intact("sums of a block", sums + b * block, rows, stride,
-                        b < blocks - 1 ? QKV_FEW_COLS : last);
+            gaps_intact("sums of a block", sums + b * block, b < blocks - 1 ? rows + 1 : rows,
+                        stride, b < blocks - 1 ? QKV_FEW_COLS : last);
     }
 
     float *packed = scratch_alloc((size_t)((depth > rows ? depth : rows) * cols) * sizeof *packed);

@@ -159,6 +159,20 @@ Test(layer, project)
                                          .w_type = (int32_t)rng_int(&r, QKV_F32, QKV_BF16),
                                          .y_type = (int32_t)rng_int(&r, QKV_F32, QKV_BF16)});
     check_project(&r, (project_case){.batch = 1, .rows = 2, .in = 4100, .heads = 1, .dim = 7});
+    /* Few rows: more columns than at a time; inputs whose rows would crowd in the
+     * caches; more of them than are copied at once. */
+    check_project(
+        &r, (project_case){.batch = 1, .rows = 7, .in = 20, .heads = 1, .dim = 4120, .bias = true});
+    check_project(
+        &r,
+        (project_case){.batch = 2, .rows = 6, .in = 2048, .heads = 1, .dim = 20, .out_in = true});
+    check_project(&r, (project_case){.batch = 1,
+                                     .rows = 30,
+                                     .in = 4100,
+                                     .heads = 1,
+                                     .dim = 17,
+                                     .out_in = true,
+                                     .x_type = QKV_F16});
     for (int64_t rows = 1; rows <= 3; rows++)
         check_project(&r, (project_case){.batch = 3,
                                          .rows = rows,

@@ -35,16 +35,18 @@ enum {
     WIDE_RUN = 4 * DEPTH_RUN, /* rows of weights as f32, on their way to a panel */
     WIDE_ROWS = 256,          /* most rows of an output that is made in f32 first */
     WIDE_OUT = WIDE_ROWS * COLUMN_RUN,
-    FEW_ROWS = 8,           /* from where on panels are faster */
+    FEW_ROWS = 8,           /* with more, panels are faster */
     FEW_ROWS_OUT_IN = 48,   /* the same of weights stored [out][in], which cost more to pack */
     FEW_COLUMNS = 4096,     /* of few rows at a time: long streams of weights */
     FEW_COLUMNS_OUT_IN = 8, /* so many streams */
+    FEW_INPUT = PACKED_RUN + DEPTH_RUN * ROW_RUN, /* behind the sums */
     SUMS = 2 * PACKED_RUN + DEPTH_RUN * ROW_RUN + WIDE_RUN
 };
 
-_Static_assert(PACKED_RUN >= FEW_ROWS * FEW_COLUMNS && FEW_COLUMNS % (int)QKV_FEW_COLS == 0 &&
-                   PACKED_RUN >= FEW_ROWS_OUT_IN * (int)QKV_FEW_COLS,
+_Static_assert(PACKED_RUN >= 2 * FEW_ROWS * FEW_COLUMNS &&
+                   PACKED_RUN >= 2 * FEW_ROWS_OUT_IN * (int)QKV_FEW_COLS,
                "few rows' sums fit where panels are");
+_Static_assert(FEW_COLUMNS % (int)QKV_FEW_COLS == 0, "runs of few rows are whole blocks");
 
 int64_t qkv_projection_scratch(int32_t out_dtype)
 {
@@ -62,7 +64,7 @@ typedef struct weight_run {
     int64_t depth, depths;
 } weight_run;
 
-/* Copies one row of a panel. A copy of constant size is a few moves where
+/* Copies one row of a panel or block. A copy of constant size is a few moves where
  * one of variable size is a call. */
 static void copy_panel_row(float *panel, const float *weights, int64_t cols)
 {
@@ -187,14 +189,20 @@ typedef struct input_run {
 
 /* A worker's copy of a run, and which one it is. */
 typedef struct input_copy {
-    float *rows; /* [ROW_RUN][depths] */
+    float *rows; /* [rows][copy_stride()] */
     int64_t batch, row, depth;
 } input_copy;
+
+enum { PAGE_FLOATS = 1024, LINE_FLOATS = 16 };
+
+static int64_t copy_stride(int64_t depths)
+{
+    return depths % PAGE_FLOATS == 0 ? depths + LINE_FLOATS : depths;
+}
 
 static input_run input_at(const qkv_projection *p, const qkv_kernels *k, int64_t batch, int64_t row,
                           int64_t rows, weight_run run, input_copy *copy)
 {
-    enum { PAGE_FLOATS = 1024 };
     const int32_t dtype = p->input.dtype;
     const int64_t stride = p->input.stride[QKV_AXIS_ROW];
     const int64_t at = qkv_bytes(dtype, run.depth), step = qkv_bytes(dtype, stride);
@@ -203,11 +211,12 @@ static input_run input_at(const qkv_projection *p, const qkv_kernels *k, int64_t
         return (input_run){(const float *)(const void *)x, stride};
 
     /* Runs of weights side by side read the same part of the input. */
+    const int64_t to = copy_stride(run.depths);
     if (copy->batch != batch || copy->row != row || copy->depth != run.depth)
         for (int64_t i = 0; i < rows; i++)
-            qkv_widen_typed(k, dtype, x + i * step, NULL, copy->rows + i * run.depths, run.depths);
+            qkv_widen_typed(k, dtype, x + i * step, NULL, copy->rows + i * to, run.depths);
     copy->batch = batch, copy->row = row, copy->depth = run.depth;
-    return (input_run){copy->rows, run.depths};
+    return (input_run){copy->rows, to};
 }
 
 /*
@@ -344,7 +353,7 @@ static weight_run run_after(const qkv_projection *p, weight_run run)
 
 /* Where a worker's scratch memory is what. */
 typedef struct project_scratch {
-    float *packed[2], *input, *wide, *sums;
+    float *packed[2], *input, *wide, *sums; /* one after the other */
 } project_scratch;
 
 /* An output of f32. */
@@ -395,39 +404,27 @@ static float *few_at(const few_sums *s, float *sums, int64_t i, int64_t c)
     return sums + c * s->rows + i * QKV_FEW_COLS;
 }
 
-static int64_t padded_columns(const few_sums *s)
+/* The floats of all blocks, the last one whole. */
+static int64_t few_floats(const few_sums *s)
 {
-    return (s->columns + QKV_FEW_COLS - 1) / QKV_FEW_COLS * QKV_FEW_COLS;
-}
-
-/* As much of a block as there is: see copy_panel_row(). */
-static void copy_few(float *to, const float *from, int64_t columns)
-{
-    if (columns >= QKV_FEW_COLS)
-        memcpy(to, from, QKV_FEW_COLS * sizeof *to);
-    else
-        memcpy(to, from, (size_t)columns * sizeof *to);
+    return s->rows * ((s->columns + QKV_FEW_COLS - 1) / QKV_FEW_COLS * QKV_FEW_COLS);
 }
 
 static void add_few_run(const few_sums *s)
 {
-    const int64_t rest = s->columns % QKV_FEW_COLS, whole = s->columns - rest;
-    for (int64_t i = 0; i < s->rows * whole; i++)
+    for (int64_t i = 0; i < few_floats(s); i++)
         s->all[i] += s->run[i];
-    for (int64_t i = 0; i < s->rows && rest > 0; i++)
-        for (int64_t c = 0; c < rest; c++)
-            few_at(s, s->all, i, whole)[c] += few_at(s, s->run, i, whole)[c];
 }
 
 static void start_few(const qkv_projection *p, const few_sums *s)
 {
-    if (!p->bias) {
-        memset(s->all, 0, (size_t)(s->rows * padded_columns(s)) * sizeof *s->all);
-        return;
-    }
-    for (int64_t c = 0; c < s->columns; c += QKV_FEW_COLS)
+    const int64_t block = s->rows * QKV_FEW_COLS, last = few_floats(s) - block;
+    memset(s->all, 0, (size_t)few_floats(s) * sizeof *s->all);
+    memset(s->run + last, 0, (size_t)block * sizeof *s->run); /* no kernel fills it up */
+    for (int64_t c = 0; c < s->columns && p->bias; c += QKV_FEW_COLS)
         for (int64_t i = 0; i < s->rows; i++)
-            copy_few(few_at(s, s->all, i, c), p->bias + s->column + c, s->columns - c);
+            copy_panel_row(few_at(s, s->all, i, c), p->bias + s->column + c,
+                           min(QKV_FEW_COLS, s->columns - c));
 }
 
 /* To the heads that the columns belong to, through a row where the runs' sums were. */
@@ -438,7 +435,7 @@ static void store_few(const qkv_projection *p, const qkv_kernels *k, int64_t bat
     for (int64_t i = 0; i < s->rows; i++) {
         int64_t here;
         for (int64_t c = 0; c < s->columns; c += QKV_FEW_COLS)
-            copy_few(row + c, few_at(s, s->all, i, c), s->columns - c);
+            copy_panel_row(row + c, few_at(s, s->all, i, c), min(QKV_FEW_COLS, s->columns - c));
         for (int64_t c = 0; c < s->columns; c += here) {
             const int64_t head = (s->column + c) / p->out.dim, first = (s->column + c) % p->out.dim;
             char *out = qkv_view_row(&p->out, batch, head, i);
@@ -456,17 +453,27 @@ static int64_t next_few(int64_t rows)
     return (rows + calls - 1) / calls;
 }
 
+/* What of the input to copy at a time: all of it, once, if there is room. */
+static weight_run few_input(const qkv_projection *p, const few_sums *s, int64_t depth)
+{
+    if (s->rows * copy_stride(p->input.dim) <= FEW_INPUT)
+        return (weight_run){.depths = p->input.dim};
+    return (weight_run){.depth = depth, .depths = min(DEPTH_RUN, p->input.dim - depth)};
+}
+
 static void multiply_few(const qkv_projection *p, const qkv_kernels *k, int64_t batch,
                          const few_sums *s, input_copy *copy)
 {
     for (int64_t depth = 0; depth < p->input.dim; depth += DEPTH_RUN) {
-        const weight_run run = {.depth = depth, .depths = min(DEPTH_RUN, p->input.dim - depth)};
-        const input_run input = input_at(p, k, batch, 0, s->rows, run, copy);
+        const int64_t depths = min(DEPTH_RUN, p->input.dim - depth);
+        const weight_run part = few_input(p, s, depth);
+        const input_run input = input_at(p, k, batch, 0, s->rows, part, copy);
+        const float *x = input.x + depth - part.depth;
         const int64_t most = p->weight_out_in ? DEPTH_RUN : QKV_FEW_DEPTH;
-        for (int64_t d = 0; d < run.depths; d += most) {
+        for (int64_t d = 0; d < depths; d += most) {
             for (int64_t n, i = 0; i < s->rows; i += n) {
                 n = next_few(s->rows - i);
-                k->gemm_few(&(qkv_gemm_few_args){.x = input.x + i * input.stride + d,
+                k->gemm_few(&(qkv_gemm_few_args){.x = x + i * input.stride + d,
                                                  .w = p->weight_out_in
                                                           ? weight_at(p, s->column, depth + d)
                                                           : weight_at(p, depth + d, s->column),
@@ -477,7 +484,7 @@ static void multiply_few(const qkv_projection *p, const qkv_kernels *k, int64_t 
                                                  .sums_block = s->rows * QKV_FEW_COLS,
                                                  .rows = n,
                                                  .cols = s->columns,
-                                                 .depth = min(most, run.depths - d),
+                                                 .depth = min(most, depths - d),
                                                  .dtype = p->weight_dtype,
                                                  .begin = d == 0,
                                                  .out_in = p->weight_out_in});
@@ -490,13 +497,14 @@ static void multiply_few(const qkv_projection *p, const qkv_kernels *k, int64_t 
 static void run_few(const qkv_projection *p, const qkv_kernels *k, const project_scratch *scratch)
 {
     const int64_t columns = p->out.dim * p->out.count[QKV_AXIS_HEAD];
-    few_sums s = {
-        .run = scratch->packed[0], .all = scratch->packed[1], .rows = p->input.count[QKV_AXIS_ROW]};
+    const int64_t most = p->weight_out_in ? FEW_COLUMNS_OUT_IN : FEW_COLUMNS;
+    few_sums s = {.run = scratch->packed[0],
+                  .all = scratch->packed[0] + PACKED_RUN / 2,
+                  .rows = p->input.count[QKV_AXIS_ROW]};
+    input_copy copy = {.rows = scratch->packed[1], .batch = -1};
     for (int64_t b = 0; b < p->input.count[QKV_AXIS_BATCH]; b++) {
         for (s.column = 0; s.column < columns; s.column += s.columns) {
-            input_copy copy = {.rows = scratch->input, .batch = -1};
-            s.columns =
-                min(p->weight_out_in ? FEW_COLUMNS_OUT_IN : FEW_COLUMNS, columns - s.column);
+            s.columns = min(most, columns - s.column);
             start_few(p, &s);
             multiply_few(p, k, b, &s, &copy);
             store_few(p, k, b, &s);
