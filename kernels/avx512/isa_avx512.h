@@ -62,6 +62,20 @@ ALWAYS_INLINE __m512 load_tail(const float *p, __mmask16 mask)
     return _mm512_maskz_loadu_ps(mask, p);
 }
 
+/* Up to 16 of n elements, 'stride' apart; 0 in the lanes of those that do not exist. */
+static inline __m512 load_apart(const float *p, int64_t stride, int64_t n)
+{
+    float x[LANES] = {0};
+    for (int64_t i = 0; i < min_i64(n, LANES); i++)
+        x[i] = p[i * stride];
+    return _mm512_loadu_ps(x);
+}
+
+ALWAYS_INLINE __m512 load_strided(const float *p, int64_t stride, int64_t n)
+{
+    return stride == 1 ? load_tail(p, lanes_below(n)) : load_apart(p, stride, n);
+}
+
 /* Writes the lanes of the mask and nothing else. */
 ALWAYS_INLINE void store_tail(float *p, __mmask16 mask, __m512 x)
 {
@@ -161,6 +175,23 @@ ALWAYS_INLINE __m512 vexp(__m512 x)
     r = _mm512_fmadd_ps(r, f, _mm512_set1_ps(QKV_EXP_C2));
     const __m512 rest = _mm512_fmadd_ps(_mm512_mul_ps(f, f), r, _mm512_mul_ps(n, low));
     return _mm512_scalef_ps(_mm512_add_ps(_mm512_add_ps(high, rest), _mm512_set1_ps(1.0f)), n);
+}
+
+/* Every second element of a and b, from element 'first' on. */
+ALWAYS_INLINE __m512 unzip(__m512 a, __m512 b, const int first)
+{
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_permutex2var_ps(a, _mm512_add_epi32(even, _mm512_set1_epi32(first)), b);
+}
+
+/* And back: x[0] becomes the even elements, x[1] the odd ones. */
+ALWAYS_INLINE void zip(__m512 x[2])
+{
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512 first = _mm512_permutex2var_ps(x[0], low, x[1]);
+    x[1] = _mm512_permutex2var_ps(x[0], _mm512_add_epi32(low, _mm512_set1_epi32(8)), x[1]);
+    x[0] = first;
 }
 
 /* Halves, quarters, ... of a and b added crosswise: the steps of transpose_sum(). */

@@ -93,6 +93,16 @@ static inline __m512i simde_qkv_cvtepu16_epi32(__m256i x)
     return simde_mm512_loadu_si512(lanes);
 }
 
+static inline __m512i simde_qkv_cvtepu8_epi32(__m128i x)
+{
+    uint8_t narrow[16];
+    uint32_t lanes[16];
+    simde_mm_storeu_si128((simde__m128i *)(void *)narrow, x);
+    for (int i = 0; i < 16; i++)
+        lanes[i] = narrow[i];
+    return simde_mm512_loadu_si512(lanes);
+}
+
 static inline __m512i simde_qkv_cvtepi8_epi32(__m128i x)
 {
     int8_t narrow[16];
@@ -144,10 +154,12 @@ static inline __m512 simde_qkv_fmadd_ps(__m512 a, __m512 b, __m512 c)
 #undef _mm512_shuffle_f32x4
 #undef _mm512_cvtph_ps
 #undef _mm512_cvtepu16_epi32
+#undef _mm512_cvtepu8_epi32
 #undef _mm512_cvtepi8_epi32
 #undef _mm512_cvtepi32_ps
 #define _mm512_cvtph_ps(x) simde_qkv_cvtph_ps(x)
 #define _mm512_cvtepu16_epi32(x) simde_qkv_cvtepu16_epi32(x)
+#define _mm512_cvtepu8_epi32(x) simde_qkv_cvtepu8_epi32(x)
 #define _mm512_cvtepi8_epi32(x) simde_qkv_cvtepi8_epi32(x)
 #define _mm512_cvtepi32_ps(x) simde_qkv_cvtepi32_ps(x)
 #define _mm512_maskz_loadu_ps(mask, p) simde_qkv_maskz_loadu_ps(mask, p)
