@@ -24,11 +24,14 @@ enum {
     QKV_SHORT_KEYS = 32   /* most keys that are attended to all at once */
 };
 
-/* Asks for the line at p, which the drivers need soon. */
+/* Asks for the line at p, which the drivers need soon, or later: not in the first-level
+ * cache, then. */
 #if defined(__GNUC__)
 #define QKV_PREFETCH(p) __builtin_prefetch(p)
+#define QKV_PREFETCH_LATER(p) __builtin_prefetch(p, 0, 2)
 #else
 #define QKV_PREFETCH(p) ((void)(p))
+#define QKV_PREFETCH_LATER(p) ((void)(p))
 #endif
 
 /* y[i] = exp(x[i]), in place or not. For x > 0 nothing is promised. */
@@ -175,6 +178,10 @@ typedef struct qkv_tile_step_args {
     int64_t kv_len;      /* 1..key_block */
     int64_t head_dim, value_dim;
     float scale_log2;
+    /* A hint: 'ahead_bytes' from each of 'ahead_rows' addresses on will be needed soon
+     * after, and are best asked for little by little. */
+    const void *const *ahead;
+    int64_t ahead_rows, ahead_bytes;
 } qkv_tile_step_args;
 typedef void qkv_tile_step_f32_fn(const qkv_tile_step_args *args);
 

@@ -34,6 +34,13 @@
 #define QKV_EXP2_TILE_C4 0x1.3ce8acp-7f
 #define QKV_EXP2_TILE_C5 0x1.5bda3cp-10f
 
+/* The same for f in [0, 1), t = floor(t) + f: 8.2e-8 = 1.4 u. */
+#define QKV_EXP2_FLOOR_C1 0x1.62e4bap-1f
+#define QKV_EXP2_FLOOR_C2 0x1.ebdb6ap-3f
+#define QKV_EXP2_FLOOR_C3 0x1.c91c10p-5f
+#define QKV_EXP2_FLOOR_C4 0x1.277c1cp-7f
+#define QKV_EXP2_FLOOR_C5 0x1.e96910p-10f
+
 #define QKV_EXP_C1 1.0f
 #define QKV_EXP_C2 0x1.fffffcp-2f
 #define QKV_EXP_C3 0x1.555492p-3f

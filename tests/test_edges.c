@@ -346,8 +346,8 @@ static void run_with_hidden(const char *name, qkv_attention_desc desc, int64_t s
 /* Keys before the window's first block lie in memory that may not be read. */
 Test(edges, keys_outside_the_window_are_not_read)
 {
-    /* A multiple of every block: of 96, 120, 192 and 512 keys. */
-    enum { FIRST = 7680, SEEN = 40 };
+    /* A multiple of every block: of 96, 120, 144, 192 and 512 keys. */
+    enum { FIRST = 23040, SEEN = 40 };
     for (int64_t q_len = 1; q_len <= HIDDEN_QUERIES; q_len += 13)
         run_with_hidden("edges window",
                         (qkv_attention_desc){.flags = QKV_WINDOW | QKV_CAUSAL,
@@ -374,7 +374,7 @@ Test(edges, keys_outside_one_window_are_not_read)
  * is long enough not to be taken along by the block before it.) */
 Test(edges, masked_blocks_are_not_read)
 {
-    enum { HIDDEN = 7680, SEEN = 300 }; /* likewise */
+    enum { HIDDEN = 23040, SEEN = 300 }; /* likewise */
     static uint8_t mask[HIDDEN + SEEN];
     memset(mask + HIDDEN, 1, SEEN);
     for (int64_t q_len = 1; q_len <= HIDDEN_QUERIES; q_len += 13)

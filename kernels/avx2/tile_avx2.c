@@ -249,14 +249,43 @@ QKV_INLINE void logits_block(const qkv_tile_step_args *a, const spans *s, int64_
     }
 }
 
+/* Lines that the step asks for on the way: a share with every block of keys. */
+typedef struct lines_ahead {
+    const void *const *row, *const *end;
+    int64_t at, bytes, share;
+} lines_ahead;
+
+QKV_INLINE lines_ahead lines_ahead_of(const qkv_tile_step_args *a, int64_t keys)
+{
+    const int64_t lines = a->ahead_rows * ((a->ahead_bytes + 63) / 64);
+    const int64_t blocks = (a->kv_len + keys - 1) / keys;
+    return (lines_ahead){a->ahead, a->ahead + a->ahead_rows, 0, a->ahead_bytes,
+                         (lines + blocks - 1) / blocks};
+}
+
+QKV_INLINE void ask_ahead(lines_ahead *x)
+{
+    for (int64_t i = 0; i < x->share && x->row < x->end; i++) {
+        QKV_PREFETCH_LATER((const char *)*x->row + x->at);
+        x->at += 64;
+        if (x->at >= x->bytes) {
+            x->at = 0;
+            x->row++;
+        }
+    }
+}
+
 /* Keys from j on, as long as there are keys before s->end[first]; returns where it stops. */
 QKV_INLINE int64_t logits_span(const qkv_tile_step_args *a, const spans *s, int64_t j,
-                               const int first, const int n_vecs, __m256 max[VECS])
+                               const int first, const int n_vecs, lines_ahead *lines,
+                               __m256 max[VECS])
 {
     const int step = n_vecs - first == 1 ? WIDE : 4;
     const int64_t end = s->end[first];
-    for (; j < end && j + step <= a->kv_len; j += step)
+    for (; j < end && j + step <= a->kv_len; j += step) {
+        ask_ahead(lines);
         logits_block(a, s, j, step, first, n_vecs, max);
+    }
     if (step > 4 && j < end && j + 4 <= a->kv_len) {
         logits_block(a, s, j, 4, first, n_vecs, max);
         j += 4;
@@ -269,10 +298,11 @@ QKV_INLINE int64_t logits_span(const qkv_tile_step_args *a, const spans *s, int6
 QKV_INLINE void tile_logits(const qkv_tile_step_args *a, const spans *s, const int n_vecs,
                             __m256 max[VECS])
 {
+    lines_ahead lines = lines_ahead_of(a, n_vecs == 1 ? WIDE : 4);
     int64_t j = 0;
     QKV_UNROLL
     for (int first = 0; first < n_vecs; first++)
-        j = logits_span(a, s, j, first, n_vecs, max);
+        j = logits_span(a, s, j, first, n_vecs, &lines, max);
 }
 
 /* ----------------------------------------------------------- softmax */

@@ -17,6 +17,7 @@
 #include <simde/x86/f16c.h>
 
 #include <math.h>
+#include <stdbool.h>
 
 /* Has no alias where the compiler brings no x86 headers. */
 #define __mmask16 simde__mmask16
@@ -39,13 +40,14 @@ static inline void simde_qkv_mask_storeu_ps(void *p, __mmask16 mask, __m512 x)
             ((float *)p)[i] = lanes[i];
 }
 
-/* x minus the nearest integer; +0 for an infinity. Only the control 8 is used. */
-static inline __m512 simde_qkv_reduce_ps(__m512 x)
+/* x minus the nearest integer, or the one below; +0 for an infinity. */
+static inline __m512 simde_qkv_reduce_ps(__m512 x, int control)
 {
+    const bool below = (control & 3) == SIMDE_MM_FROUND_TO_NEG_INF;
     float lanes[16];
     simde_mm512_storeu_ps(lanes, x);
     for (int i = 0; i < 16; i++)
-        lanes[i] = isinf(lanes[i]) ? 0.0f : lanes[i] - rintf(lanes[i]);
+        lanes[i] = isinf(lanes[i]) ? 0.0f : lanes[i] - (below ? floorf(lanes[i]) : rintf(lanes[i]));
     return simde_mm512_loadu_ps(lanes);
 }
 
@@ -164,7 +166,7 @@ static inline __m512 simde_qkv_fmadd_ps(__m512 a, __m512 b, __m512 c)
 #define _mm512_cvtepi32_ps(x) simde_qkv_cvtepi32_ps(x)
 #define _mm512_maskz_loadu_ps(mask, p) simde_qkv_maskz_loadu_ps(mask, p)
 #define _mm512_mask_storeu_ps(p, mask, x) simde_qkv_mask_storeu_ps(p, mask, x)
-#define _mm512_reduce_ps(x, control) simde_qkv_reduce_ps(x)
+#define _mm512_reduce_ps(x, control) simde_qkv_reduce_ps(x, control)
 #define _mm512_scalef_ps(x, n) simde_qkv_scalef_ps(x, n)
 #define _mm512_cvtps_pd(x) simde_qkv_cvtps_pd(x)
 #define _mm512_shuffle_f32x4(a, b, imm) simde_mm512_shuffle_f32x4(a, b, imm) /* no alias in 0.7 */

@@ -239,11 +239,38 @@ ALWAYS_INLINE void store_logits(const qkv_tile_step_args *a, const spans *s, int
     }
 }
 
+/* Lines that the step asks for on the way: a share with every block of keys. */
+typedef struct lines_ahead {
+    const void *const *row, *const *end;
+    int64_t at, bytes, share;
+} lines_ahead;
+
+ALWAYS_INLINE lines_ahead lines_ahead_of(const qkv_tile_step_args *a, int64_t keys)
+{
+    const int64_t lines = a->ahead_rows * ((a->ahead_bytes + 63) / 64);
+    const int64_t blocks = (a->kv_len + keys - 1) / keys;
+    return (lines_ahead){a->ahead, a->ahead + a->ahead_rows, 0, a->ahead_bytes,
+                         (lines + blocks - 1) / blocks};
+}
+
+ALWAYS_INLINE void ask_ahead(lines_ahead *x)
+{
+    for (int64_t i = 0; i < x->share && x->row < x->end; i++) {
+        QKV_PREFETCH_LATER((const char *)*x->row + x->at);
+        x->at += 64;
+        if (x->at >= x->bytes) {
+            x->at = 0;
+            x->row++;
+        }
+    }
+}
+
 /* The keys from j on that the vector 'first' takes part in; returns where it stops. */
 ALWAYS_INLINE int64_t logits_span(const qkv_tile_step_args *a, const spans *s, int64_t j,
-                                  const int first, const int vecs, __m512 *max)
+                                  const int first, const int vecs, lines_ahead *lines, __m512 *max)
 {
     for (; j < s->end[first]; j += KEYS) {
+        ask_ahead(lines);
         const float *key[KEYS];
         __m512 acc[KEYS * VECS_MAX];
         UNROLL
@@ -268,11 +295,29 @@ ALWAYS_INLINE int64_t logits_span(const qkv_tile_step_args *a, const spans *s, i
 ALWAYS_INLINE void tile_logits(const qkv_tile_step_args *a, const spans *s, const int vecs,
                                __m512 *max)
 {
-    int64_t j = logits_span(a, s, 0, 0, vecs, max);
+    lines_ahead lines = lines_ahead_of(a, KEYS);
+    int64_t j = logits_span(a, s, 0, 0, vecs, &lines, max);
     if (vecs > 1)
-        j = logits_span(a, s, j, 1, vecs, max);
+        j = logits_span(a, s, j, 1, vecs, &lines, max);
     if (vecs > 2)
-        logits_span(a, s, j, 2, vecs, max);
+        logits_span(a, s, j, 2, vecs, &lines, max);
+}
+
+/*
+ * 2^t for t <= 0 within 4 u, u = 2^-24. vscalefps itself takes the integer below t, so
+ * that with f = t - floor(t) nothing need be subtracted; on [0, 1) a polynomial of
+ * degree 5 with p(0) = 1 is within 1.4 u. 2 operations less than vexp2().
+ */
+ALWAYS_INLINE __m512 weight_ps(__m512 t)
+{
+    const __m512 f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_set1_ps(QKV_EXP2_FLOOR_C5);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(QKV_EXP2_FLOOR_C4));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(QKV_EXP2_FLOOR_C3));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(QKV_EXP2_FLOOR_C2));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(QKV_EXP2_FLOOR_C1));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, t);
 }
 
 ALWAYS_INLINE int64_t softmax_span(const qkv_tile_step_args *a, const spans *s, int64_t j,
@@ -282,7 +327,7 @@ ALWAYS_INLINE int64_t softmax_span(const qkv_tile_step_args *a, const spans *s, 
         UNROLL
         for (int v = first; v < vecs; v++) {
             float *logits = a->logits + j * TILE + v * LANES;
-            const __m512 p = vexp2(_mm512_sub_ps(_mm512_loadu_ps(logits), max[v]));
+            const __m512 p = weight_ps(_mm512_sub_ps(_mm512_loadu_ps(logits), max[v]));
             _mm512_storeu_ps(logits, p);
             sum[v] = _mm512_add_ps(sum[v], p);
         }

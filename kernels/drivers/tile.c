@@ -3,16 +3,17 @@
  * The tile driver: many query rows, tile by tile, against one block of keys
  * after the other.
  *
- *     load all tiles of the run
  *     for each block of keys that some row sees
  *         pack the block's values
- *         for each tile that sees a key of it: one step
- *     store all tiles
+ *         for each tile of the run
+ *             before its first block, load it
+ *             if it sees a key of the block: one step
+ *             after its last block, store it
  *
  * A block's packed values are used by every tile of the run and so by all
  * query heads of the group; the keys are read where they lie. Of tensors that
  * are not f32, a block of keys or values, or a tile of queries or outputs, is
- * converted at a time, through one stage.
+ * converted at a time, through a stage.
  */
 #include "anew.h"
 #include "attention.h"
@@ -29,7 +30,8 @@ typedef struct tile_scratch {
     float *values, *logits; /* of one block */
     float *query, *out;     /* [tile][head_dim or value_dim][tile_rows] */
     float *max, *sum;       /* [tile][tile_rows] */
-    float *stage;           /* rows on their way to or from f32 */
+    float *stage;           /* keys or values on their way to f32 */
+    float *row_stage;       /* queries on theirs, or outputs from f32 */
     float *bias;            /* [keys][tile_rows], of one tile and block */
     float *bias_rows;       /* [tile_rows][keys], the same before it is turned */
     float *odd;             /* as 'values': those that are not finite */
@@ -65,13 +67,13 @@ static int64_t lay_out_block(tile_scratch *s, float *base, const qkv_attention_p
 {
     const int64_t value_columns = panels_dim(k, p->value_dim);
     const int64_t widest = p->head_dim > p->value_dim ? p->head_dim : p->value_dim;
-    const int64_t most = keys > k->tile_rows ? keys : k->tile_rows;
     const int64_t tile = keys * k->tile_rows;
     qkv_layout layout = {.base = base};
     s->keys = keys;
     s->values = qkv_next_part(&layout, keys * value_columns);
     s->logits = qkv_next_part(&layout, tile);
-    s->stage = qkv_next_part(&layout, qkv_is_staged(p) ? most * widest : 0);
+    s->stage = qkv_next_part(&layout, qkv_is_staged(p) ? keys * widest : 0);
+    s->row_stage = qkv_next_part(&layout, qkv_is_staged(p) ? k->tile_rows * widest : 0);
     s->bias = qkv_next_part(&layout, qkv_has_bias(p) ? tile : 0);
     s->bias_rows = qkv_next_part(&layout, qkv_has_bias(p) ? tile : 0);
     s->odd = qkv_next_part(&layout, may_adjust(p) ? keys * value_columns : 0);
@@ -119,38 +121,14 @@ static bool tile_reaches(const qkv_attention_problem *p, qkv_row_run run, tile_p
     return block.begin < qkv_sink_keys(p, run.sequence, t.last_sees);
 }
 
-/*
- * Rows that a later tile reads or writes come from beyond the private caches,
- * and are too short for the hardware to notice a stream: they are asked for one
- * tile ahead.
- */
-static void prefetch_rows(const qkv_attention_problem *p, const qkv_view *view, qkv_row_run run,
-                          int64_t first, int64_t count)
-{
-    enum { CACHE_LINE = 64 };
-    void *rows[QKV_TILE_ROWS_MAX];
-    if (count > run.count - first)
-        count = run.count - first;
-    if (count <= 0)
-        return;
-    qkv_rows_of(view, p, run, first, count, rows);
-    const int64_t bytes = view->dim * qkv_element_size(view->dtype);
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t at = 0; at < bytes; at += CACHE_LINE)
-            QKV_PREFETCH((const char *)rows[i] + at);
-}
-
 static void load_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                      tile_part t, tile_scratch *s)
+                      tile_part t, void *const *rows, const tile_scratch *s)
 {
-    void *rows[QKV_TILE_ROWS_MAX];
     const float *wide[QKV_TILE_ROWS_MAX];
-    prefetch_rows(p, &p->query, run, t.first + t.count, t.count);
-    qkv_rows_of(&p->query, p, run, t.first, t.count, rows);
     for (int64_t i = 0; i < t.count; i++) {
         wide[i] = rows[i];
         if (p->query.dtype != QKV_F32) {
-            float *staged = s->stage + i * p->head_dim;
+            float *staged = s->row_stage + i * p->head_dim;
             qkv_widen_typed(k, p->query.dtype, rows[i], NULL, staged, p->head_dim);
             wide[i] = staged;
         }
@@ -341,9 +319,49 @@ static void adjusted_step(const qkv_attention_problem *p, const qkv_kernels *k, 
         add_odd_values(k, &adjust, step, s->odd);
 }
 
+/*
+ * What comes from beyond the private caches soon after a step, which asks for it while
+ * it computes: at once it would fill all the buffers that a core has for such lines,
+ * and wait for them.
+ */
+typedef struct rows_ahead {
+    const void *row[2 * QKV_TILE_ROWS_MAX + 2 * QKV_KEY_BLOCK];
+    int64_t count, bytes; /* of the longest */
+} rows_ahead;
+
+static void add_rows_ahead(const qkv_view *view, void *const *rows, int64_t n, rows_ahead *ahead)
+{
+    const int64_t bytes = qkv_bytes(view->dtype, view->dim);
+    for (int64_t i = 0; i < n; i++)
+        ahead->row[ahead->count + i] = rows[i];
+    ahead->count += n;
+    ahead->bytes = bytes > ahead->bytes ? bytes : ahead->bytes;
+}
+
+static void add_pieces_ahead(const qkv_attention_problem *p, const qkv_view *view,
+                             qkv_piece_fn *pieces, qkv_row_run run, qkv_range keys,
+                             rows_ahead *ahead)
+{
+    const int64_t bytes = qkv_bytes(view->dtype, view->dim);
+    for (int64_t j = keys.begin; j < keys.end;) {
+        const qkv_kv_piece piece = pieces(p, run.sequence, run.kv_head, j, keys.end - j);
+        for (int64_t i = 0; i < piece.count; i++)
+            ahead->row[ahead->count++] = (const char *)piece.data + i * piece.stride_bytes;
+        j += piece.count;
+    }
+    ahead->bytes = bytes > ahead->bytes ? bytes : ahead->bytes;
+}
+
+static void add_keys_ahead(const qkv_attention_problem *p, qkv_row_run run, qkv_range keys,
+                           rows_ahead *ahead)
+{
+    add_pieces_ahead(p, &p->value, qkv_value_piece, run, keys, ahead);
+    add_pieces_ahead(p, &p->key, qkv_key_piece, run, keys, ahead);
+}
+
 /* Takes a tile through the keys of one block that it sees. */
 static void step_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                      tile_part t, key_block *block, const tile_scratch *s)
+                      tile_part t, key_block *block, const rows_ahead *ahead, const tile_scratch *s)
 {
     const qkv_range range = block->range;
     if (!tile_reaches(p, run, t, range))
@@ -369,6 +387,9 @@ static void step_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_
         .head_dim = p->head_dim,
         .value_dim = p->value_dim,
         .scale_log2 = p->scale_log2,
+        .ahead = ahead->row,
+        .ahead_rows = ahead->count,
+        .ahead_bytes = ahead->bytes,
     };
     row_ends ends;
     if (t.first_sees.end < end || t.last_sees.begin > range.begin) {
@@ -412,30 +433,18 @@ static void end_rows(const qkv_attention_problem *p, const qkv_kernels *k, qkv_r
 }
 
 static void store_tile(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                       tile_part t, const tile_scratch *s)
+                       tile_part t, void *const *rows, const tile_scratch *s)
 {
     /* Before the output, which may lie over the queries. */
     end_rows(p, k, run, t, s);
     const bool narrow = p->out.dtype != QKV_F32;
-    void *rows[QKV_TILE_ROWS_MAX];
     float *wide[QKV_TILE_ROWS_MAX];
-    prefetch_rows(p, &p->out, run, t.first + t.count, t.count);
-    qkv_rows_of(&p->out, p, run, t.first, t.count, rows);
     for (int64_t i = 0; i < t.count; i++)
-        wide[i] = narrow ? s->stage + i * p->value_dim : rows[i];
+        wide[i] = narrow ? s->row_stage + i * p->value_dim : rows[i];
     k->tile_store_f32(s->out + t.first * panels_dim(k, p->value_dim), s->sum + t.first, t.count,
                       p->value_dim, wide);
     for (int64_t i = 0; narrow && i < t.count; i++)
         qkv_narrow_typed(k, p->out.dtype, wide[i], rows[i], NULL, p->value_dim);
-}
-
-/* All tiles of the run against one block of keys. */
-static void step_block(const qkv_attention_problem *p, const qkv_kernels *k, qkv_row_run run,
-                       int64_t tiles, qkv_range range, const tile_scratch *s)
-{
-    key_block block = {.range = range};
-    for (int64_t i = 0; i < tiles; i++)
-        step_tile(p, k, run, tile_at(p, k, run, i), &block, s);
 }
 
 /*
@@ -472,18 +481,40 @@ void qkv_run_tiles(const qkv_attention_problem *p, const qkv_attention_plan *pla
     lay_out_block(&s, scratch + lay_out_rows(&s, scratch, p, k, tiles * k->tile_rows), p, k,
                   plan->key_block);
 
-    for (int64_t i = 0; i < tiles; i++)
-        load_tile(p, k, run, tile_at(p, k, run, i), &s);
-
-    const qkv_range first = tile_at(p, k, run, 0).first_sees;
-    const qkv_range last = tile_at(p, k, run, tiles - 1).last_sees;
-    const qkv_range sees = {first.begin, last.end};
-    const int64_t sinks = qkv_sink_keys(p, run.sequence, last);
-    for (qkv_range block = {0, 0}; block.end < sees.end;) {
-        block = next_block(p, s.keys, block.end, sinks, sees);
-        step_block(p, k, run, tiles, block, &s);
+    const qkv_range first_sees = tile_at(p, k, run, 0).first_sees;
+    const qkv_range last_sees = tile_at(p, k, run, tiles - 1).last_sees;
+    const qkv_range sees = {first_sees.begin, last_sees.end};
+    const int64_t sinks = qkv_sink_keys(p, run.sequence, last_sees);
+    key_block block = {.range = next_block(p, s.keys, 0, sinks, sees)};
+    void *queries[QKV_TILE_ROWS_MAX], *outs[QKV_TILE_ROWS_MAX];
+    for (bool first = true, last = false; !last; first = false) {
+        last = block.range.end >= sees.end;
+        qkv_range after = {0, 0};
+        if (!last)
+            after = next_block(p, s.keys, block.range.end, sinks, sees);
+        for (int64_t i = 0; i < tiles; i++) {
+            const tile_part t = tile_at(p, k, run, i);
+            rows_ahead ahead;
+            ahead.count = ahead.bytes = 0;
+            if (first && i == 0)
+                qkv_rows_of(&p->query, p, run, t.first, t.count, queries);
+            if (first)
+                load_tile(p, k, run, t, queries, &s);
+            if (first && i + 1 < tiles) {
+                const tile_part u = tile_at(p, k, run, i + 1);
+                qkv_rows_of(&p->query, p, run, u.first, u.count, queries);
+                add_rows_ahead(&p->query, queries, u.count, &ahead);
+            }
+            if (last) {
+                qkv_rows_of(&p->out, p, run, t.first, t.count, outs);
+                add_rows_ahead(&p->out, outs, t.count, &ahead);
+            }
+            if (i + 1 == tiles && !last)
+                add_keys_ahead(p, run, after, &ahead);
+            step_tile(p, k, run, t, &block, &ahead, &s);
+            if (last)
+                store_tile(p, k, run, t, outs, &s);
+        }
+        block = (key_block){.range = after};
     }
-
-    for (int64_t i = 0; i < tiles; i++)
-        store_tile(p, k, run, tile_at(p, k, run, i), &s);
 }

@@ -173,13 +173,42 @@ QKV_INLINE void logits_of_keys(const qkv_tile_step_args *a, int64_t first, int v
     }
 }
 
+/* Lines that the step asks for on the way: a share with every block of keys. */
+typedef struct lines_ahead {
+    const void *const *row, *const *end;
+    int64_t at, bytes, share;
+} lines_ahead;
+
+QKV_INLINE lines_ahead lines_ahead_of(const qkv_tile_step_args *a, int64_t keys)
+{
+    const int64_t lines = a->ahead_rows * ((a->ahead_bytes + 63) / 64);
+    const int64_t blocks = (a->kv_len + keys - 1) / keys;
+    return (lines_ahead){a->ahead, a->ahead + a->ahead_rows, 0, a->ahead_bytes,
+                         (lines + blocks - 1) / blocks};
+}
+
+QKV_INLINE void ask_ahead(lines_ahead *x)
+{
+    for (int64_t i = 0; i < x->share && x->row < x->end; i++) {
+        QKV_PREFETCH_LATER((const char *)*x->row + x->at);
+        x->at += 64;
+        if (x->at >= x->bytes) {
+            x->at = 0;
+            x->row++;
+        }
+    }
+}
+
 /* The fewer the vectors of rows, the more keys, for enough accumulators. */
 QKV_INLINE void tile_logits(const qkv_tile_step_args *a, int vectors, float32x4_t *max)
 {
     const int keys = vectors <= 2 ? 8 : vectors == 3 ? 6 : 4;
+    lines_ahead lines = lines_ahead_of(a, keys);
     int64_t j = 0;
-    for (; j + keys <= a->kv_len; j += keys)
+    for (; j + keys <= a->kv_len; j += keys) {
+        ask_ahead(&lines);
         logits_of_keys(a, j, vectors, keys, max);
+    }
     if (keys > 4 && j + 4 <= a->kv_len) {
         logits_of_keys(a, j, vectors, 4, max);
         j += 4;
