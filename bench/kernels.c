@@ -681,7 +681,7 @@ static void run_gemm_few(void *context, int worker)
 {
     (void)worker;
     const kernel_context *x = context;
-    for (int64_t d = 0; d < x->d; d += QKV_FEW_DEPTH)
+    for (int64_t d = 0; d < x->d; d += x->k->few_depth)
         x->k->gemm_few(&(qkv_gemm_few_args){
             .x = x->a + d,
             .w = x->b + d * x->n,
@@ -692,7 +692,7 @@ static void run_gemm_few(void *context, int worker)
             .sums_block = x->rows * QKV_FEW_COLS,
             .rows = x->rows,
             .cols = x->n,
-            .depth = at_most(x->d - d, QKV_FEW_DEPTH),
+            .depth = at_most(x->d - d, x->k->few_depth),
             .begin = d == 0,
         });
 }
@@ -705,7 +705,7 @@ static double error_gemm_few(void *context)
 bool bench_make_gemm_few(const bench_wish *wish, bench_case *c)
 {
     const bench_shape *s = wish->shape;
-    const int64_t rows = at_most(s->q_len, QKV_FEW_ROWS), cols = s->q_heads * s->head_dim;
+    const int64_t rows = at_most(s->q_len, wish->kernels->few_rows), cols = s->q_heads * s->head_dim;
     const int64_t depth = cols;
     const int64_t sums = rows * ((cols + QKV_FEW_COLS - 1) / QKV_FEW_COLS * QKV_FEW_COLS);
     kernel_context *x = context_new(wish, (rows + cols) * depth, sums);

@@ -320,15 +320,14 @@ typedef void qkv_gemm_f32_fn(const qkv_gemm_args *args);
  * with w(k, c) = w[k * w_stride + c], or w[c * w_stride + k] with 'out_in', added
  * in this order and with the rounding of gemm_f32's sums: calls that go through
  * the depth piece by piece have the bits of one through all of it. rows is from 1
- * to QKV_FEW_ROWS, depth from 1 to QKV_FEW_DEPTH; with 'out_in' any depth.
+ * to few_rows, depth from 1 to few_depth (see isas.def); with 'out_in' any depth.
  *
  * Column c of row i of the sums is c % QKV_FEW_COLS in the block of columns
  * sums + i * sums_stride + c / QKV_FEW_COLS * sums_block.
  */
 enum {
-    QKV_FEW_ROWS = 6,
-    QKV_FEW_DEPTH = 8, /* rows of weights that are read side by side */
-    QKV_FEW_COLS = 16  /* of a block of sums */
+    QKV_FEW_ROWS_MAX = 16, /* of all few_rows */
+    QKV_FEW_COLS = 16      /* of a block of sums */
 };
 typedef struct qkv_gemm_few_args {
     const float *x;
@@ -420,6 +419,7 @@ typedef void qkv_rotary_f32_fn(const float *x, const float *cosines, const float
 typedef struct qkv_kernels {
     const char *name;
     int32_t tile_rows, key_block, value_panel, gemm_cols, row_limit, row_limit_narrow, short_rows;
+    int32_t few_rows, few_depth;
 #define QKV_KERNEL(op, scalar, avx2, avx512, neon) qkv_##op##_fn *op;
 #include "kernels.def"
 #undef QKV_KERNEL
@@ -436,11 +436,12 @@ enum {
 /* The tile sizes of an ISA as constants, for its kernels: QKV_avx2_tile_rows. */
 enum {
 #define QKV_ISA(name, arch, tile_rows_, key_block_, value_panel_, gemm_cols_, row_limit_,          \
-                row_limit_narrow_, short_rows_)                                                    \
+                row_limit_narrow_, short_rows_, few_rows_, few_depth_)                             \
     QKV_##name##_tile_rows = (tile_rows_), QKV_##name##_key_block = (key_block_),                  \
     QKV_##name##_value_panel = (value_panel_), QKV_##name##_gemm_cols = (gemm_cols_),              \
     QKV_##name##_row_limit = (row_limit_), QKV_##name##_row_limit_narrow = (row_limit_narrow_),    \
-    QKV_##name##_short_rows = (short_rows_),
+    QKV_##name##_short_rows = (short_rows_), QKV_##name##_few_rows = (few_rows_),                  \
+    QKV_##name##_few_depth = (few_depth_),
 #include "isas.def"
 #undef QKV_ISA
     QKV_ISA_SIZES_END

@@ -13,6 +13,7 @@
     .name = #isa, .tile_rows = QKV_##isa##_tile_rows, .key_block = QKV_##isa##_key_block,          \
     .value_panel = QKV_##isa##_value_panel, .gemm_cols = QKV_##isa##_gemm_cols,                    \
     .row_limit = QKV_##isa##_row_limit, .row_limit_narrow = QKV_##isa##_row_limit_narrow,          \
-    .short_rows = QKV_##isa##_short_rows,
+    .short_rows = QKV_##isa##_short_rows, .few_rows = QKV_##isa##_few_rows,                        \
+    .few_depth = QKV_##isa##_few_depth,
 
 #endif

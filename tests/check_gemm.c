@@ -265,7 +265,7 @@ static void check_few(const test_isa *isa, rng *r, int64_t rows, int64_t cols, i
 {
     const int32_t dtype = (int32_t)rng_int(r, QKV_F32, QKV_BF16);
     const bool out_in = rng_int(r, 0, 1);
-    const int64_t pad = rng_int(r, 0, 3), most = out_in ? rng_int(r, 1, 40) : QKV_FEW_DEPTH;
+    const int64_t pad = rng_int(r, 0, 3), most = out_in ? rng_int(r, 1, 40) : isa->table->few_depth;
     const int place = (int)rng_int(r, 0, PLACES - 1);
     context("gemm_few on %s: rows %lld, cols %lld, depth %lld, type %d, %s, pad %lld, place %d",
             isa->name, (long long)rows, (long long)cols, (long long)depth, (int)dtype,
@@ -334,7 +334,7 @@ static void check_few(const test_isa *isa, rng *r, int64_t rows, int64_t cols, i
 /* The sums have the bits of gemm_f32's, so that a row is the same on both ways. */
 static void check_few_bits(const test_isa *isa, rng *r)
 {
-    const int64_t cols = isa->table->gemm_cols, rows = rng_int(r, 1, QKV_FEW_ROWS);
+    const int64_t cols = isa->table->gemm_cols, rows = rng_int(r, 1, isa->table->few_rows);
     const int64_t depth = rng_int(r, 1, 300);
     context("gemm_few and gemm_f32 on %s: rows %lld, depth %lld", isa->name, (long long)rows,
             (long long)depth);
@@ -352,7 +352,7 @@ static void check_few_bits(const test_isa *isa, rng *r)
                                           .rows = rows,
                                           .cols = cols,
                                           .depth = depth});
-    for (int64_t d = 0; d < depth; d += QKV_FEW_DEPTH)
+    for (int64_t d = 0; d < depth; d += isa->table->few_depth)
         isa->table->gemm_few(
             &(qkv_gemm_few_args){.x = x + d,
                                  .w = panel + d * cols,
@@ -363,7 +363,7 @@ static void check_few_bits(const test_isa *isa, rng *r)
                                  .sums_block = QKV_FEW_COLS,
                                  .rows = rows,
                                  .cols = cols,
-                                 .depth = depth - d < QKV_FEW_DEPTH ? depth - d : QKV_FEW_DEPTH,
+                                 .depth = depth - d < isa->table->few_depth ? depth - d : isa->table->few_depth,
                                  .begin = d == 0});
     guards_intact();
     expect_same_bits("sums", sums, y, rows * cols);
@@ -393,11 +393,11 @@ void check_gemm_few(const test_isa *isa)
 {
     rng r = rng_make("gemm_few");
     for (int64_t cols = 1; cols <= 50; cols++)
-        for (int64_t rows = 1; rows <= QKV_FEW_ROWS; rows++)
+        for (int64_t rows = 1; rows <= isa->table->few_rows; rows++)
             if (effort_takes(rows + cols))
                 check_few(isa, &r, rows, cols, rng_int(&r, 1, 20));
     for (int64_t i = effort_cases(100); i > 0; i--) {
-        check_few(isa, &r, rng_int(&r, 1, QKV_FEW_ROWS), rng_int(&r, 1, 300), rng_int(&r, 1, 300));
+        check_few(isa, &r, rng_int(&r, 1, isa->table->few_rows), rng_int(&r, 1, 300), rng_int(&r, 1, 300));
         check_few_bits(isa, &r);
     }
 }

@@ -18,7 +18,7 @@
 
 #include "isa_avx2.h"
 
-enum { COLS = 2 * LANES, DEPTH = QKV_FEW_DEPTH };
+enum { COLS = 2 * LANES, DEPTH = QKV_avx2_few_depth };
 
 _Static_assert((int)COLS == (int)QKV_FEW_COLS, "a step is a block of the sums");
 
@@ -34,7 +34,7 @@ typedef struct few_step {
 QKV_INLINE void multiply_columns(const few_step *s, const int rows, const int32_t dtype)
 {
     const int64_t size = dtype == QKV_F32 ? 4 : 2;
-    __m256 acc[QKV_FEW_ROWS][2];
+    __m256 acc[QKV_avx2_few_rows][2];
     QKV_UNROLL
     for (int r = 0; r < rows; r++) {
         const float *sums = s->sums + r * s->sums_stride;
@@ -63,7 +63,7 @@ QKV_INLINE void multiply_columns(const few_step *s, const int rows, const int32_
 QKV_INLINE void multiply_tail(const few_step *s, int64_t cols, const int rows, const int32_t dtype)
 {
     const size_t size = dtype == QKV_F32 ? 4 : 2;
-    float w[DEPTH * COLS], sums[QKV_FEW_ROWS * COLS] = {0};
+    float w[DEPTH * COLS], sums[QKV_avx2_few_rows * COLS] = {0};
     memset(w, 0, sizeof w);
     for (int64_t k = 0; k < s->depth; k++)
         memcpy((char *)w + (size_t)k * COLS * size, s->w + (size_t)(k * s->stride) * size,
@@ -141,7 +141,7 @@ QKV_INLINE void load_block(const qkv_gemm_few_args *a, int64_t column, int64_t k
 /* n terms more for 8 columns, at most 'blocks' of 8. */
 QKV_INLINE void add_blocks(const qkv_gemm_few_args *a, int64_t column, int64_t k, int64_t n,
                            const int blocks, const int rows, const int32_t dtype,
-                           __m256 acc[QKV_FEW_ROWS])
+                           __m256 acc[QKV_avx2_few_rows])
 {
     __m256 w[2][BLOCK];
     QKV_UNROLL
@@ -168,7 +168,7 @@ QKV_INLINE void multiply_out_in(const qkv_gemm_few_args *a, int64_t column, cons
                                 const int32_t dtype)
 {
     const int64_t left = a->cols - column;
-    __m256 acc[QKV_FEW_ROWS];
+    __m256 acc[QKV_avx2_few_rows];
     QKV_UNROLL
     for (int r = 0; r < rows; r++) {
         const float *sums = sums_at(a, r, column);

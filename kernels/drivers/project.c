@@ -35,16 +35,15 @@ enum {
     WIDE_RUN = 4 * DEPTH_RUN, /* rows of weights as f32, on their way to a panel */
     WIDE_ROWS = 256,          /* most rows of an output that is made in f32 first */
     WIDE_OUT = WIDE_ROWS * COLUMN_RUN,
-    FEW_ROWS = 8,           /* with more, panels are faster */
-    FEW_ROWS_OUT_IN = 48,   /* the same of weights stored [out][in], which cost more to pack */
-    FEW_COLUMNS = 4096,     /* of few rows at a time: long streams of weights */
-    FEW_COLUMNS_OUT_IN = 8, /* so many streams */
+    FEW_ROWS = 8,         /* with more than these and few_rows, panels are faster */
+    FEW_ROWS_OUT_IN = 48, /* the same of weights stored [out][in], which cost more to pack */
+    FEW_COLUMNS = 4096,   /* of few rows at a time: long streams of weights */
     FEW_INPUT = PACKED_RUN + DEPTH_RUN * ROW_RUN, /* behind the sums */
     SUMS = 2 * PACKED_RUN + DEPTH_RUN * ROW_RUN + WIDE_RUN
 };
 
-_Static_assert(PACKED_RUN >= 2 * FEW_ROWS * FEW_COLUMNS &&
-                   PACKED_RUN >= 2 * FEW_ROWS_OUT_IN * (int)QKV_FEW_COLS,
+_Static_assert(PACKED_RUN >= 2 * FEW_ROWS_OUT_IN * (int)QKV_FEW_COLS &&
+                   FEW_ROWS_OUT_IN >= (int)QKV_FEW_ROWS_MAX,
                "few rows' sums fit where panels are");
 _Static_assert(FEW_COLUMNS % (int)QKV_FEW_COLS == 0, "runs of few rows are whole blocks");
 
@@ -380,7 +379,7 @@ static void run_f32(const qkv_projection *p, const qkv_kernels *k, const project
  *
  *     for each run of columns
  *         for each run of the depth
- *             for each 8 rows of weights
+ *             for each 8 or 16 rows of weights
  *                 for each few rows of the input: one kernel call
  *
  * Weights stored [out][in] are read along their rows too, those of a few columns
@@ -447,9 +446,9 @@ static void store_few(const qkv_projection *p, const qkv_kernels *k, int64_t bat
 }
 
 /* Rows for the next call: the same number in each, or one more. */
-static int64_t next_few(int64_t rows)
+static int64_t next_few(const qkv_kernels *k, int64_t rows)
 {
-    const int64_t calls = (rows + QKV_FEW_ROWS - 1) / QKV_FEW_ROWS;
+    const int64_t calls = (rows + k->few_rows - 1) / k->few_rows;
     return (rows + calls - 1) / calls;
 }
 
@@ -469,10 +468,10 @@ static void multiply_few(const qkv_projection *p, const qkv_kernels *k, int64_t 
         const weight_run part = few_input(p, s, depth);
         const input_run input = input_at(p, k, batch, 0, s->rows, part, copy);
         const float *x = input.x + depth - part.depth;
-        const int64_t most = p->weight_out_in ? DEPTH_RUN : QKV_FEW_DEPTH;
+        const int64_t most = p->weight_out_in ? DEPTH_RUN : k->few_depth;
         for (int64_t d = 0; d < depths; d += most) {
             for (int64_t n, i = 0; i < s->rows; i += n) {
-                n = next_few(s->rows - i);
+                n = next_few(k, s->rows - i);
                 k->gemm_few(&(qkv_gemm_few_args){.x = x + i * input.stride + d,
                                                  .w = p->weight_out_in
                                                           ? weight_at(p, s->column, depth + d)
@@ -497,10 +496,11 @@ static void multiply_few(const qkv_projection *p, const qkv_kernels *k, int64_t 
 static void run_few(const qkv_projection *p, const qkv_kernels *k, const project_scratch *scratch)
 {
     const int64_t columns = p->out.dim * p->out.count[QKV_AXIS_HEAD];
-    const int64_t most = p->weight_out_in ? FEW_COLUMNS_OUT_IN : FEW_COLUMNS;
-    few_sums s = {.run = scratch->packed[0],
-                  .all = scratch->packed[0] + PACKED_RUN / 2,
-                  .rows = p->input.count[QKV_AXIS_ROW]};
+    const int64_t rows = p->input.count[QKV_AXIS_ROW];
+    const int64_t room = PACKED_RUN / 2 / rows / QKV_FEW_COLS * QKV_FEW_COLS;
+    const int64_t most = p->weight_out_in ? k->few_depth : min(FEW_COLUMNS, room);
+    few_sums s = {
+        .run = scratch->packed[0], .all = scratch->packed[0] + PACKED_RUN / 2, .rows = rows};
     input_copy copy = {.rows = scratch->packed[1], .batch = -1};
     for (int64_t b = 0; b < p->input.count[QKV_AXIS_BATCH]; b++) {
         for (s.column = 0; s.column < columns; s.column += s.columns) {
@@ -566,6 +566,14 @@ static void run_narrow(const qkv_projection *p, const qkv_kernels *k, const proj
     }
 }
 
+/* Up to so many rows the weights stay where they lie. */
+static int64_t few_rows(const qkv_projection *p, const qkv_kernels *k)
+{
+    if (p->weight_out_in)
+        return FEW_ROWS_OUT_IN;
+    return k->few_rows > FEW_ROWS ? k->few_rows : FEW_ROWS;
+}
+
 void qkv_run_projection(const qkv_projection *projection, const qkv_kernels *k, float *scratch)
 {
     qkv_projection p = *projection;
@@ -575,7 +583,7 @@ void qkv_run_projection(const qkv_projection *projection, const qkv_kernels *k, 
                                .input = scratch + 2 * PACKED_RUN,
                                .wide = scratch + SUMS - WIDE_RUN,
                                .sums = scratch + SUMS};
-    if (p.input.count[QKV_AXIS_ROW] <= (p.weight_out_in ? FEW_ROWS_OUT_IN : FEW_ROWS))
+    if (p.input.count[QKV_AXIS_ROW] <= few_rows(&p, k))
         run_few(&p, k, &s);
     else if (p.out.dtype == QKV_F32)
         run_f32(&p, k, &s);

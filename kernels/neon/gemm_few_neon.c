@@ -15,7 +15,7 @@
 
 #include "isa_neon.h"
 
-enum { VECTORS = 4, COLS = 4 * VECTORS, DEPTH = QKV_FEW_DEPTH };
+enum { VECTORS = 4, COLS = 4 * VECTORS, DEPTH = QKV_neon_few_depth };
 
 _Static_assert((int)COLS == (int)QKV_FEW_COLS, "a step is a block of the sums");
 
@@ -40,7 +40,7 @@ QKV_INLINE float32x4_t load_wide(const char *p, const int32_t dtype)
 QKV_INLINE void multiply_columns(const few_step *s, const int rows, const int32_t dtype)
 {
     const int64_t size = dtype == QKV_F32 ? 4 : 2;
-    float32x4_t acc[QKV_FEW_ROWS * VECTORS];
+    float32x4_t acc[QKV_neon_few_rows * VECTORS];
     QKV_UNROLL
     for (int i = 0; i < rows * VECTORS; i++) {
         const float *sums = s->sums + i / VECTORS * s->sums_stride + i % VECTORS * 4;
@@ -67,7 +67,7 @@ QKV_INLINE void multiply_columns(const few_step *s, const int rows, const int32_
 QKV_INLINE void multiply_tail(const few_step *s, int64_t cols, const int rows, const int32_t dtype)
 {
     const size_t size = dtype == QKV_F32 ? 4 : 2;
-    float w[DEPTH * COLS], sums[QKV_FEW_ROWS * COLS] = {0};
+    float w[DEPTH * COLS], sums[QKV_neon_few_rows * COLS] = {0};
     memset(w, 0, sizeof w);
     for (int64_t k = 0; k < s->depth; k++)
         memcpy((char *)w + (size_t)k * COLS * size, s->w + (size_t)(k * s->stride) * size,
@@ -135,7 +135,7 @@ QKV_INLINE void load_block(const qkv_gemm_few_args *a, int64_t column, int64_t k
 
 /* n <= 4 terms more for 4 columns. */
 QKV_INLINE void add_block(const qkv_gemm_few_args *a, int64_t column, int64_t k, int64_t n,
-                          const int rows, const int32_t dtype, float32x4_t acc[QKV_FEW_ROWS])
+                          const int rows, const int32_t dtype, float32x4_t acc[QKV_neon_few_rows])
 {
     float32x4_t w[BLOCK];
     load_block(a, column, k, n, dtype, w);
@@ -157,7 +157,7 @@ QKV_INLINE float *sums_at(const qkv_gemm_few_args *a, int64_t row, int64_t colum
 QKV_INLINE void multiply_out_in(const qkv_gemm_few_args *a, int64_t column, const int rows,
                                 const int32_t dtype)
 {
-    float32x4_t acc[BLOCKS][QKV_FEW_ROWS];
+    float32x4_t acc[BLOCKS][QKV_neon_few_rows];
     QKV_UNROLL
     for (int i = 0; i < BLOCKS * rows; i++) {
         const int64_t c = column + i / rows * BLOCK, left = a->cols - c;
