@@ -95,7 +95,11 @@ static qkv_status check_sequences(const qkv_attention_desc *d, qkv_attention_pro
     if (!qkv_aligned(d->q_starts, sizeof(int64_t)) || !qkv_aligned(d->kv_starts, sizeof(int64_t)) ||
         !qkv_aligned(d->kv_lens, sizeof(int64_t)) || !qkv_aligned(d->q_offsets, sizeof(int64_t)))
         return QKV_E_ALIGN;
-    if (p->batch >= PTRDIFF_MAX / (int64_t)sizeof(int64_t))
+    if (p->batch >= PTRDIFF_MAX / (int64_t)sizeof(int64_t) ||
+        !qkv_array_fits(d->q_starts, p->batch + 1, sizeof(int64_t)) ||
+        !qkv_array_fits(d->kv_starts, p->batch + 1, sizeof(int64_t)) ||
+        !qkv_array_fits(d->kv_lens, p->batch, sizeof(int64_t)) ||
+        !qkv_array_fits(d->q_offsets, p->batch, sizeof(int64_t)))
         return QKV_E_OVERFLOW;
     if (d->q_starts && !are_starts(d->q_starts, p->batch, p->q_len))
         return QKV_E_SHAPE;
@@ -239,14 +243,15 @@ static qkv_status check_adjustments(const qkv_attention_desc *d, qkv_attention_p
         !qkv_aligned(d->sinks, sizeof *d->sinks))
         return QKV_E_ALIGN;
     int64_t words;
-    if ((d->slopes || d->head_scales || d->sinks) &&
-        p->q_heads > PTRDIFF_MAX / (int64_t)sizeof *d->slopes)
+    if (!qkv_array_fits(d->slopes, p->q_heads, sizeof *d->slopes) ||
+        !qkv_array_fits(d->head_scales, p->q_heads, sizeof *d->head_scales) ||
+        !qkv_array_fits(d->sinks, p->q_heads, sizeof *d->sinks))
         return QKV_E_OVERFLOW;
     if (d->tree_mask && d->tree_stride < (p->q_len + 63) / 64)
         return QKV_E_STRIDE;
-    if (d->tree_mask &&
-        (!qkv_mul(p->batch, p->q_len, &words) || !qkv_mul(words, d->tree_stride, &words) ||
-         words > PTRDIFF_MAX / (int64_t)sizeof *d->tree_mask))
+    if (d->tree_mask && (!qkv_mul(p->q_starts ? 1 : p->batch, p->q_len, &words) ||
+                         !qkv_mul(words, d->tree_stride, &words) ||
+                         !qkv_array_fits(d->tree_mask, words, sizeof *d->tree_mask)))
         return QKV_E_OVERFLOW;
 
     p->window_left = d->window_left;

@@ -21,7 +21,9 @@ static qkv_status check_sizes(qkv_kv_append_desc *d)
         !qkv_aligned(d->page_table, sizeof *d->page_table) ||
         !qkv_aligned(d->cosines, sizeof *d->cosines) || !qkv_aligned(d->sines, sizeof *d->sines))
         return QKV_E_ALIGN;
-    if ((uint64_t)d->batch > PTRDIFF_MAX / sizeof(int64_t) - 1)
+    if ((uint64_t)d->batch > PTRDIFF_MAX / sizeof(int64_t) - 1 ||
+        !qkv_array_fits(d->new_starts, d->batch + 1, sizeof *d->new_starts) ||
+        !qkv_array_fits(d->positions, d->batch, sizeof *d->positions))
         return QKV_E_OVERFLOW;
     return d->new_len > 0 && !d->new_key.data && !d->new_value.data ? QKV_E_NULL : QKV_OK;
 }
@@ -43,7 +45,8 @@ static qkv_status check_rotary(qkv_kv_append_desc *d, qkv_append_problem *p)
         return QKV_E_NULL;
     int64_t elements;
     if (!qkv_mul(d->rotary_len, d->rotary_stride, &elements) ||
-        elements > PTRDIFF_MAX / (int64_t)sizeof *d->cosines)
+        !qkv_array_fits(d->cosines, elements, sizeof *d->cosines) ||
+        !qkv_array_fits(d->sines, elements, sizeof *d->sines))
         return QKV_E_OVERFLOW;
     p->key.rotary_pairs = pairs;
     p->rotary_stride = d->rotary_stride;

@@ -16,7 +16,8 @@ static qkv_status check_merge(const qkv_merge_desc *d, qkv_view *out, qkv_view *
     if (any && (!qkv_aligned(d->part_out, sizeof *d->part_out) ||
                 !qkv_aligned(d->part_lse, sizeof *d->part_lse)))
         return QKV_E_ALIGN;
-    if (any && d->parts > PTRDIFF_MAX / (int64_t)sizeof *d->part_out)
+    if (any && (!qkv_array_fits(d->part_out, d->parts, sizeof *d->part_out) ||
+                !qkv_array_fits(d->part_lse, d->parts, sizeof *d->part_lse)))
         return QKV_E_OVERFLOW;
     qkv_status status =
         qkv_view_matrix(d->out, d->out_stride, d->rows, d->value_dim, QKV_OUTPUT, out);

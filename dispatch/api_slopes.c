@@ -19,6 +19,8 @@ qkv_status qkv_alibi_slopes(float *slopes, int64_t heads)
         return QKV_E_NULL;
     if (!qkv_aligned(slopes, sizeof *slopes))
         return QKV_E_ALIGN;
+    if (!qkv_array_fits(slopes, heads, sizeof *slopes))
+        return QKV_E_OVERFLOW;
 
     int64_t n = 1;
     while (n <= heads / 2)

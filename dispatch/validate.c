@@ -218,6 +218,12 @@ qkv_status qkv_view_matrix(const float *data, int64_t stride, int64_t rows, int6
     return check_strided(view, access);
 }
 
+bool qkv_array_fits(const void *data, int64_t n, size_t element)
+{
+    return !data || ((uint64_t)n <= PTRDIFF_MAX / element &&
+                     (uint64_t)n * element <= UINTPTR_MAX - (uintptr_t)data);
+}
+
 bool qkv_aligned(const void *data, size_t element)
 {
     return (uintptr_t)data % element == 0;
@@ -325,7 +331,7 @@ qkv_status qkv_check_page_sizes(int64_t page_size, int64_t pages, int64_t batch,
     if (*table_stride == 0)
         *table_stride = kv_len / page_size + (kv_len % page_size != 0);
     int64_t entries;
-    if (!qkv_mul(batch, *table_stride, &entries) || entries > PTRDIFF_MAX / (int64_t)sizeof *table)
+    if (!qkv_mul(batch, *table_stride, &entries) || !qkv_array_fits(table, entries, sizeof *table))
         return QKV_E_OVERFLOW;
     return QKV_OK;
 }

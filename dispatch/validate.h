@@ -65,6 +65,9 @@ qkv_view qkv_view_bytes(const void *data, int64_t count, size_t size);
 /* Is an optional array NULL or aligned to its element? */
 bool qkv_aligned(const void *data, size_t element);
 
+/* Does an array of n elements end within the address space? NULL does. */
+bool qkv_array_fits(const void *data, int64_t n, size_t element);
+
 bool qkv_view_empty(const qkv_view *view);
 
 /* Bytes of an element of a type without blocks; those of QKV_BIT are not counted so. */

@@ -597,6 +597,75 @@ Test(misuse, sizes_that_no_memory_holds)
                   QKV_E_OVERFLOW);
 }
 
+/* Arrays that would go on past the last address are refused before an element is read. */
+Test(misuse, arrays_past_the_last_address)
+{
+    enum { BATCH = 3, HEADS = 8, KEYS = 24 };
+    static float x[BATCH * HEADS * KEYS], out[BATCH * HEADS];
+    static const int64_t lens[BATCH] = {8, 16, 24};
+    void *const last = (void *)((UINTPTR_MAX - 15) & ~(uintptr_t)15); /* 16 bytes are left */
+    const qkv_attention_desc good = {.size = sizeof good,
+                                     .batch = BATCH,
+                                     .q_heads = HEADS,
+                                     .kv_heads = HEADS,
+                                     .q_len = 1,
+                                     .kv_len = KEYS,
+                                     .head_dim = 1,
+                                     .query = {.data = x},
+                                     .key = {.data = x},
+                                     .value = {.data = x},
+                                     .out = {.data = out}};
+    qkv_attention_desc bad[9];
+    for (int i = 0; i < 9; i++)
+        bad[i] = good;
+    bad[0].slopes = bad[1].head_scales = bad[2].sinks = last;
+    bad[3].tree_mask = last;
+    bad[3].tree_stride = 1;
+    bad[4].kv_lens = bad[5].q_offsets = bad[6].q_starts = bad[7].kv_starts = last;
+    bad[8].page_table = last;
+    bad[8].page_size = 8;
+    bad[8].pages = 1;
+    for (int i = 0; i < 9; i++) {
+        size_t bytes = 0;
+        out[0] = 7.0f;
+        expect_status("supports", "array", qkv_attention_supports(&bad[i], NULL), QKV_E_OVERFLOW);
+        expect_status("scratch_size", "array", qkv_attention_scratch_size(&bad[i], 1, &bytes),
+                      QKV_E_OVERFLOW);
+        expect_status("attention", "array", qkv_attention(&bad[i], x, 0), QKV_E_OVERFLOW);
+        cr_assert_eq(out[0], 7.0f);
+    }
+
+    const qkv_kv_append_desc rows = {.size = sizeof rows,
+                                     .batch = BATCH,
+                                     .kv_heads = 1,
+                                     .new_len = 1,
+                                     .kv_len = KEYS,
+                                     .head_dim = 8,
+                                     .positions = lens,
+                                     .new_key = {.data = x},
+                                     .key = {.data = out}};
+    qkv_kv_append_desc append[4];
+    for (int i = 0; i < 4; i++)
+        append[i] = rows;
+    append[0].new_starts = append[1].positions = last;
+    append[2].rotary_dim = append[3].rotary_dim = 8;
+    append[2].rotary_len = append[3].rotary_len = KEYS;
+    append[2].cosines = append[3].sines = last;
+    append[2].sines = append[3].cosines = x;
+    for (int i = 0; i < 4; i++)
+        expect_status("kv_append", "array", qkv_kv_append(&append[i]), QKV_E_OVERFLOW);
+
+    const qkv_merge_desc merge = {.size = sizeof merge,
+                                  .parts = BATCH,
+                                  .rows = 1,
+                                  .value_dim = 1,
+                                  .part_out = last,
+                                  .part_lse = last,
+                                  .out = out};
+    expect_status("merge", "array", qkv_merge(&merge), QKV_E_OVERFLOW);
+    expect_status("alibi_slopes", "array", qkv_alibi_slopes(last, HEADS), QKV_E_OVERFLOW);
+}
+
 /* -------------------------------------------------------------- the steps */
 
 typedef struct step_args {

@@ -549,7 +549,7 @@ QKV_API qkv_status qkv_attention_supports(const qkv_attention_desc *desc,
  * with (Press et al. 2022): 2^(-8 (h + 1) / n) for head h of n where n is a
  * power of two; otherwise those of the largest power of two below n, followed
  * by every second one, the first included, of twice as many heads.
- * Returns QKV_OK, QKV_E_SHAPE for heads < 0, QKV_E_NULL or QKV_E_ALIGN.
+ * Returns QKV_OK, QKV_E_SHAPE for heads < 0, QKV_E_NULL, _ALIGN or _OVERFLOW.
  * Since 0.1.
  */
 QKV_API qkv_status qkv_alibi_slopes(float *slopes, int64_t heads);
