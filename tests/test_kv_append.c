@@ -11,7 +11,8 @@
 #include "harness.h"
 #include "oracle/kv.h"
 
-enum { MAX_DIM = 160, CAPACITY = 1 << 20 };
+/* MANY rows are moved in turns by all heads. PAGES of a sequence. */
+enum { MAX_DIM = 160, MANY = 600, PAGES = (MANY + 20) / 8 };
 enum { SLOT_FROM, SLOT_TO = 2, SLOT_SCALE = 4, SLOT_COS = 6, SLOT_SIN };
 
 static const kv_format format_of[] = {
@@ -50,7 +51,7 @@ typedef struct append_case {
     qkv_kv_append_desc d;
     side sides[2];
     int64_t starts[4], positions[3];
-    int32_t table[3 * 8];
+    int32_t table[3 * PAGES];
     float *cosines, *sines;
 } append_case;
 
@@ -187,7 +188,7 @@ static void make_pages(rng *r, append_case *c, int64_t page_size)
     d->page_size = page_size;
     d->page_table_stride = (d->kv_len + page_size - 1) / page_size;
     d->pages = d->batch * d->page_table_stride + 2;
-    bool taken[32] = {false};
+    bool taken[3 * PAGES + 2] = {false};
     for (int64_t i = 0; i < d->batch * d->page_table_stride; i++) {
         int64_t page;
         do
@@ -204,16 +205,17 @@ static void random_case(rng *r, const char *isa, int n)
     append_case c = {.d = {.size = sizeof(qkv_kv_append_desc)}};
     qkv_kv_append_desc *d = &c.d;
     const int32_t sources[] = {QKV_F32, QKV_F16, QKV_BF16};
+    const bool many = n % 11 == 10;
     for (int i = 0; i < 2; i++) {
         side *s = &c.sides[i];
         s->from = sources[rng_int(r, 0, 2)];
         s->to = (int32_t)(i == 0 ? n % 8 : rng_int(r, 0, 7));
         const int64_t step = s->to == QKV_Q8_0 || s->to == QKV_Q4_0 ? 32 : 1;
-        s->dim = rng_int(r, 1, MAX_DIM / step) * step;
+        s->dim = rng_int(r, 1, (many ? MAX_DIM / 4 : MAX_DIM) / step) * step;
     }
-    d->batch = rng_int(r, 1, 3);
+    d->batch = rng_int(r, 1, many ? 2 : 3);
     d->kv_heads = rng_int(r, 1, 3);
-    d->new_len = rng_int(r, 1, 12);
+    d->new_len = many ? rng_int(r, MANY / 3, MANY) : rng_int(r, 1, 12);
     d->kv_len = d->new_len + rng_int(r, 0, 20);
     d->head_dim = c.sides[0].dim;
     d->value_dim = c.sides[1].dim;
