@@ -5,9 +5,10 @@
  * thing, not how fast, and its rounding is the hardware's only where it maps
  * to AVX2 or to the functions below.
  *
- * SIMDe 0.7 has no masked load and store of this size, no vreduceps, few
- * conversions and widenings of this size; the masked loads of 0.8 read all lanes, and vscalefps
- * flushes denormals. These are written out here, lane by lane.
+ * SIMDe 0.7 has no masked load and store of this size or of narrow elements, no
+ * vreduceps and vrangeps, few conversions and widenings of this size; the masked loads
+ * of 0.8 read all lanes, and vscalefps flushes denormals. These are written out here,
+ * lane by lane.
  */
 #ifndef QKV_SIMDE_AVX512_H
 #define QKV_SIMDE_AVX512_H
@@ -18,6 +19,7 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <string.h>
 
 /* Has no alias where the compiler brings no x86 headers. */
 #define __mmask16 simde__mmask16
@@ -38,6 +40,43 @@ static inline void simde_qkv_mask_storeu_ps(void *p, __mmask16 mask, __m512 x)
     for (int i = 0; i < 16; i++)
         if (mask >> i & 1)
             ((float *)p)[i] = lanes[i];
+}
+
+/* Elements of 8 and 16 bits, of which there are 16. */
+static inline __m128i simde_qkv_maskz_loadu_epi8(__mmask16 mask, const void *p)
+{
+    int8_t lanes[16] = {0};
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1)
+            lanes[i] = ((const int8_t *)p)[i];
+    return simde_mm_loadu_si128((const simde__m128i *)(const void *)lanes);
+}
+
+static inline __m256i simde_qkv_maskz_loadu_epi16(__mmask16 mask, const void *p)
+{
+    char lanes[32] = {0};
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1)
+            memcpy(lanes + 2 * i, (const char *)p + 2 * i, 2);
+    return simde_mm256_loadu_si256((const simde__m256i *)(const void *)lanes);
+}
+
+static inline void simde_qkv_mask_storeu_epi8(void *p, __mmask16 mask, __m128i x)
+{
+    int8_t lanes[16];
+    simde_mm_storeu_si128((simde__m128i *)(void *)lanes, x);
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1)
+            ((int8_t *)p)[i] = lanes[i];
+}
+
+static inline void simde_qkv_mask_storeu_epi16(void *p, __mmask16 mask, __m256i x)
+{
+    char lanes[32];
+    simde_mm256_storeu_si256((simde__m256i *)(void *)lanes, x);
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1)
+            memcpy((char *)p + 2 * i, lanes + 2 * i, 2);
 }
 
 /* x minus the nearest integer, or the one below; +0 for an infinity. */
@@ -125,6 +164,67 @@ static inline __m512 simde_qkv_cvtepi32_ps(__m512i x)
     return simde_mm512_loadu_ps(lanes);
 }
 
+static inline __m256i simde_qkv_cvtps_ph(__m512 x)
+{
+    float lanes[16];
+    simde_mm512_storeu_ps(lanes, x);
+    return simde_mm256_set_m128i(simde_mm256_cvtps_ph(simde_mm256_loadu_ps(lanes + 8), 0),
+                                 simde_mm256_cvtps_ph(simde_mm256_loadu_ps(lanes), 0));
+}
+
+/* In the default rounding mode; nothing beyond 32 bits is converted. */
+static inline __m512i simde_qkv_cvtps_epi32(__m512 x)
+{
+    float lanes[16];
+    int32_t integers[16];
+    simde_mm512_storeu_ps(lanes, x);
+    for (int i = 0; i < 16; i++)
+        integers[i] = (int32_t)rintf(lanes[i]);
+    return simde_mm512_loadu_si512(integers);
+}
+
+static inline __m512i simde_qkv_cvttps_epi32(__m512 x)
+{
+    float lanes[16];
+    int32_t integers[16];
+    simde_mm512_storeu_ps(lanes, x);
+    for (int i = 0; i < 16; i++)
+        integers[i] = (int32_t)lanes[i];
+    return simde_mm512_loadu_si512(integers);
+}
+
+/* The low bytes. */
+static inline __m128i simde_qkv_cvtepi32_epi8(__m512i x)
+{
+    int32_t integers[16];
+    int8_t narrow[16];
+    simde_mm512_storeu_si512(integers, x);
+    for (int i = 0; i < 16; i++)
+        narrow[i] = (int8_t)integers[i];
+    return simde_mm_loadu_si128((const simde__m128i *)(const void *)narrow);
+}
+
+/* The smaller magnitude, as the control 10 has it; b where a is a NaN. */
+static inline __m512 simde_qkv_range_ps(__m512 a, __m512 b)
+{
+    float x[16], y[16];
+    simde_mm512_storeu_ps(x, a);
+    simde_mm512_storeu_ps(y, b);
+    for (int i = 0; i < 16; i++)
+        x[i] = fabsf(x[i]) < fabsf(y[i]) ? fabsf(x[i]) : fabsf(y[i]);
+    return simde_mm512_loadu_ps(x);
+}
+
+static inline __m128 simde_qkv_maskz_div_ps(int mask, __m128 a, __m128 b)
+{
+    float x[4], y[4];
+    simde_mm_storeu_ps(x, a);
+    simde_mm_storeu_ps(y, b);
+    for (int i = 0; i < 4; i++)
+        x[i] = mask >> i & 1 ? x[i] / y[i] : 0.0f;
+    return simde_mm_loadu_ps(x);
+}
+
 #ifndef __FMA__ /* SIMDe would round the product, too */
 static inline __m512 simde_qkv_fmadd_ps(__m512 a, __m512 b, __m512 c)
 {
@@ -159,6 +259,26 @@ static inline __m512 simde_qkv_fmadd_ps(__m512 a, __m512 b, __m512 c)
 #undef _mm512_cvtepu8_epi32
 #undef _mm512_cvtepi8_epi32
 #undef _mm512_cvtepi32_ps
+#undef _mm_maskz_loadu_epi8
+#undef _mm256_maskz_loadu_epi16
+#undef _mm_mask_storeu_epi8
+#undef _mm256_mask_storeu_epi16
+#undef _mm512_cvtps_ph
+#undef _mm512_cvtps_epi32
+#undef _mm512_cvttps_epi32
+#undef _mm512_cvtepi32_epi8
+#undef _mm512_range_ps
+#undef _mm_maskz_div_ps
+#define _mm_maskz_loadu_epi8(mask, p) simde_qkv_maskz_loadu_epi8(mask, p)
+#define _mm256_maskz_loadu_epi16(mask, p) simde_qkv_maskz_loadu_epi16(mask, p)
+#define _mm_mask_storeu_epi8(p, mask, x) simde_qkv_mask_storeu_epi8(p, mask, x)
+#define _mm256_mask_storeu_epi16(p, mask, x) simde_qkv_mask_storeu_epi16(p, mask, x)
+#define _mm512_cvtps_ph(x, rounding) simde_qkv_cvtps_ph(x)
+#define _mm512_cvtps_epi32(x) simde_qkv_cvtps_epi32(x)
+#define _mm512_cvttps_epi32(x) simde_qkv_cvttps_epi32(x)
+#define _mm512_cvtepi32_epi8(x) simde_qkv_cvtepi32_epi8(x)
+#define _mm512_range_ps(a, b, control) simde_qkv_range_ps(a, b)
+#define _mm_maskz_div_ps(mask, a, b) simde_qkv_maskz_div_ps(mask, a, b)
 #define _mm512_cvtph_ps(x) simde_qkv_cvtph_ps(x)
 #define _mm512_cvtepu16_epi32(x) simde_qkv_cvtepu16_epi32(x)
 #define _mm512_cvtepu8_epi32(x) simde_qkv_cvtepu8_epi32(x)
