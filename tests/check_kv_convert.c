@@ -138,22 +138,23 @@ static void check_ties(const test_isa *isa, qkv_narrow_kv_fn *fn, kv_format f)
 /* One element of a row of ordinary ones is remarkable, at every place. */
 static void check_remarkable(const test_isa *isa, qkv_narrow_kv_fn *fn, const char *op, kv_format f)
 {
+    enum { ROW = 7 * 32 }; /* groups of 4, 2 and 1 blocks */
     const float those[] = {NAN,        INFINITY,      -INFINITY, FLT_MAX,      -FLT_MAX, 0x1p-149f,
                            -0x1p-149f, 127 * 65504.f, 8.4e6f,    -8 * 65505.f, -0.0f,    0x1p-126f};
     rng r = rng_make(op);
     for (int t = 0; t < (int)(sizeof those / sizeof *those); t++) {
-        for (int at = 0; at < 96; at += t ? 7 : 1) {
-            float row[96];
+        for (int at = 0; at < ROW; at += t ? 7 : 1) {
+            float row[ROW];
             context("%s on %s: %g at %d", op, isa->name, (double)those[t], at);
-            fill_normal(&r, row, 96, 1.0f);
+            fill_normal(&r, row, ROW, 1.0f);
             row[at] = those[t];
-            check_narrowed(isa, fn, f, row, 96, PLACE_AT_END);
-            for (int i = 0; i < 96; i++)
+            check_narrowed(isa, fn, f, row, ROW, PLACE_AT_END);
+            for (int i = 0; i < ROW; i++)
                 row[i] = i == at ? those[t] : at % 2 ? 0.0f : -0.0f;
-            check_narrowed(isa, fn, f, row, 96, PLACE_AT_END);
-            for (int i = 0; i < 96; i++) /* the same magnitude twice: the first counts */
-                row[i] = i == at ? those[t] : i == 31 || i == 64 ? -those[t] : 0.0f;
-            check_narrowed(isa, fn, f, row, 96, PLACE_AT_END);
+            check_narrowed(isa, fn, f, row, ROW, PLACE_AT_END);
+            for (int i = 0; i < ROW; i++) /* the same magnitude twice: the first counts */
+                row[i] = i == at ? those[t] : i == 31 || i == 64 || i == 200 ? -those[t] : 0.0f;
+            check_narrowed(isa, fn, f, row, ROW, PLACE_AT_END);
         }
     }
 }
