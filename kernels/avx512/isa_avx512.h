@@ -124,6 +124,15 @@ ALWAYS_INLINE float hmax(__m512 x)
 }
 
 /*
+ * x 2^floor(n), rounded to nearest in every mode of the caller's: rounded upward no
+ * power would be 0, not even that of -FLT_MAX, with which a row without a key ends.
+ */
+ALWAYS_INLINE __m512 scale_by_power(__m512 x, __m512 n)
+{
+    return _mm512_scalef_round_ps(x, n, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+/*
  * 2^t, t <= 0. vreduceps gives f = t - round(t), and 0 for -inf; so t - f is
  * the integer n, or -inf. vscalefps multiplies by 2^n with one rounding,
  * into the denormals and down to 0 for any n however low, so that t needs no
@@ -143,7 +152,7 @@ ALWAYS_INLINE __m512 vexp2(__m512 t)
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(QKV_EXP2_C2));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(QKV_EXP2_C1));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, n);
+    return scale_by_power(p, n);
 }
 
 /*
@@ -174,7 +183,7 @@ ALWAYS_INLINE __m512 vexp(__m512 x)
     r = _mm512_fmadd_ps(r, f, _mm512_set1_ps(QKV_EXP_C3));
     r = _mm512_fmadd_ps(r, f, _mm512_set1_ps(QKV_EXP_C2));
     const __m512 rest = _mm512_fmadd_ps(_mm512_mul_ps(f, f), r, _mm512_mul_ps(n, low));
-    return _mm512_scalef_ps(_mm512_add_ps(_mm512_add_ps(high, rest), _mm512_set1_ps(1.0f)), n);
+    return scale_by_power(_mm512_add_ps(_mm512_add_ps(high, rest), _mm512_set1_ps(1.0f)), n);
 }
 
 /* Every second element of a and b, from element 'first' on. */

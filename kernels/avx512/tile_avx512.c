@@ -317,7 +317,7 @@ ALWAYS_INLINE __m512 weight_ps(__m512 t)
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(QKV_EXP2_FLOOR_C2));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(QKV_EXP2_FLOOR_C1));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, t);
+    return scale_by_power(p, t);
 }
 
 ALWAYS_INLINE int64_t softmax_span(const qkv_tile_step_args *a, const spans *s, int64_t j,
