@@ -252,6 +252,7 @@ static inline __m512 simde_qkv_fmadd_ps(__m512 a, __m512 b, __m512 c)
 #undef _mm512_mask_storeu_ps
 #undef _mm512_reduce_ps
 #undef _mm512_scalef_round_ps
+#undef _mm512_maskz_scalef_round_ps
 #undef _mm512_cvtps_pd
 #undef _mm512_shuffle_f32x4
 #undef _mm512_cvtph_ps
@@ -288,6 +289,8 @@ static inline __m512 simde_qkv_fmadd_ps(__m512 a, __m512 b, __m512 c)
 #define _mm512_mask_storeu_ps(p, mask, x) simde_qkv_mask_storeu_ps(p, mask, x)
 #define _mm512_reduce_ps(x, control) simde_qkv_reduce_ps(x, control)
 #define _mm512_scalef_round_ps(x, n, rounding) simde_qkv_scalef_ps(x, n)
+#define _mm512_maskz_scalef_round_ps(mask, x, n, rounding)                                         \
+    _mm512_maskz_mov_ps(mask, simde_qkv_scalef_ps(x, n))
 #define _mm512_cvtps_pd(x) simde_qkv_cvtps_pd(x)
 #define _mm512_shuffle_f32x4(a, b, imm) simde_mm512_shuffle_f32x4(a, b, imm) /* no alias in 0.7 */
 

@@ -58,7 +58,7 @@ ALWAYS_INLINE float scaled_max(const float *x, int64_t n, float scale, float max
 }
 
 /*
- * y = e^(scale * x - max), or 2^ of it with 'base2', in place or not. Lane i
+ * y = e^(scale * x - max), or with 'base2' 2^ of it, 0 below 2^-126, in place or not. Lane i
  * of the result is the sum of the y[j] with j = i modulo 16: of n <=
  * 512 elements, at most 11 are added in turn, then four such sums in pairs.
  */
@@ -74,7 +74,7 @@ ALWAYS_INLINE __m512 exponentials(const float *x, float *y, int64_t n, float sca
         for (int v = 0; v < UNROLLED; v++) {
             const __m512 s = _mm512_mul_ps(_mm512_loadu_ps(x + j + v * LANES), factor);
             const __m512 t = _mm512_sub_ps(s, m);
-            const __m512 p = base2 ? vexp2(t) : vexp(t);
+            const __m512 p = base2 ? vexp2_of(t, true) : vexp(t);
             _mm512_storeu_ps(y + j + v * LANES, p);
             sum[v] = _mm512_add_ps(sum[v], p);
         }
@@ -84,7 +84,7 @@ ALWAYS_INLINE __m512 exponentials(const float *x, float *y, int64_t n, float sca
         const __m512 s = _mm512_mul_ps(load_tail(x + j, lanes), factor);
         /* 0 in the other lanes: there 0 - m may be too large, and raise flags. */
         const __m512 t = _mm512_maskz_mov_ps(lanes, _mm512_sub_ps(s, m));
-        const __m512 p = _mm512_maskz_mov_ps(lanes, base2 ? vexp2(t) : vexp(t));
+        const __m512 p = _mm512_maskz_mov_ps(lanes, base2 ? vexp2_of(t, true) : vexp(t));
         store_tail(y + j, lanes, p);
         sum[0] = _mm512_add_ps(sum[0], p);
     }

@@ -306,7 +306,7 @@ ALWAYS_INLINE void tile_logits(const qkv_tile_step_args *a, const spans *s, cons
 /*
  * 2^t for t <= 0 within 4 u, u = 2^-24. vscalefps itself takes the integer below t, so
  * that with f = t - floor(t) nothing need be subtracted; on [0, 1) a polynomial of
- * degree 5 with p(0) = 1 is within 1.4 u. 2 operations less than vexp2().
+ * degree 5 with p(0) = 1 is within 1.4 u. Below 2^-126 it is 0.
  */
 ALWAYS_INLINE __m512 weight_ps(__m512 t)
 {
@@ -317,7 +317,7 @@ ALWAYS_INLINE __m512 weight_ps(__m512 t)
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(QKV_EXP2_FLOOR_C2));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(QKV_EXP2_FLOOR_C1));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return scale_by_power(p, t);
+    return scale_by_normal_power(p, t, t);
 }
 
 ALWAYS_INLINE int64_t softmax_span(const qkv_tile_step_args *a, const spans *s, int64_t j,
