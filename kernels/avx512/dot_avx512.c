@@ -133,7 +133,10 @@ typedef struct dot_type {
 /* Rows i .. of at most ROWS, elements from p->first on, as they are multiplied: bf16 in pairs. */
 static void copy_queries(const qkv_dot_args *a, int64_t i, const dot_part *p, int type, float *copy)
 {
-    for (int64_t r = 0; r < min_i64(a->rows - i, ROWS); r++) {
+    const int64_t rows = min_i64(a->rows - i, ROWS);
+    if (rows % 4 == 3) /* four take part */
+        memset(copy + rows * CHUNK, 0, CHUNK * sizeof *copy);
+    for (int64_t r = 0; r < rows; r++) {
         const float *query = a->queries + (i + r) * a->queries_stride + p->first;
         for (int64_t d = 0; d < p->n; d += STEP) {
             __m512 q0 = load_tail(query + d, lanes_below(p->n - d));

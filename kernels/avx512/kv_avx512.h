@@ -20,7 +20,7 @@ enum { STEP = 2 * LANES /* elements that are widened together */ };
 
 enum kv_type { KV_F32, KV_F16, KV_BF16, KV_I8, KV_E4M3, KV_E5M2, KV_Q8_0, KV_Q4_0 };
 
-/* What the values of load_16() have to be multiplied by: a power of two. */
+/* What the values of load_step() have to be multiplied by: a power of two. */
 ALWAYS_INLINE float kv_unit(const int type)
 {
     return type == KV_E4M3 ? 256.0f : 1.0f;
