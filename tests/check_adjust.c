@@ -54,11 +54,13 @@ void check_tanh_f32(const test_isa *isa)
             context("tanh_f32 on %s: n %lld, place %d", isa->name, (long long)n, place);
             float *x = guarded(SLOT_A, n, place), *y = guarded(SLOT_B, n, (place + 3) % PLACES);
             fill_binades(&r, x, n, -30, 5);
+            guarded_freeze(SLOT_A);
             isa->table->tanh_f32(x, y, n);
             guards_intact();
             expect_tanh(x, y, n);
             float copy[LENGTHS + 1];
             memcpy(copy, y, (size_t)n * sizeof *copy);
+            guarded_thaw(SLOT_A);
             isa->table->tanh_f32(x, x, n);
             expect_same_bits("tanh in place", x, copy, n);
             tally(isa->id, 1);
@@ -159,6 +161,7 @@ static void check_row(const test_isa *isa, rng *r, int64_t n, int options, int p
                         .biased = a.bias != NULL};
         want[j] = apply(c, (double)logits[j], &bound[j]);
     }
+    guarded_freeze(SLOT_B);
     isa->table->row_adjust_f32(&a);
     guards_intact();
     expect_close("logits", logits, want, bound, n);
@@ -176,18 +179,19 @@ void check_row_adjust_f32(const test_isa *isa)
 
 /* A tile's arguments in guarded memory, the numbers of each row at random. */
 static qkv_tile_adjust_args tile_args(const qkv_kernels *k, rng *r, int64_t n_rows, int64_t kv_len,
-                                      int options)
+                                      int options, int place)
 {
     const int64_t rows = k->tile_rows;
-    float *numbers = guarded(SLOT_C, 4 * rows, PLACE_AT_END);
-    int32_t *ranges = guarded_bytes(SLOT_D, (size_t)(2 * rows) * sizeof *ranges, PLACE_AT_END);
-    memset(numbers, 0, (size_t)(4 * rows) * sizeof *numbers);
+    float *numbers = guarded(SLOT_C, 3 * rows, place), *max = guarded(SLOT_E, rows, place);
+    int32_t *ranges = guarded_bytes(SLOT_D, (size_t)(2 * rows) * sizeof *ranges, place);
+    memset(numbers, 0, (size_t)(3 * rows) * sizeof *numbers);
+    memset(max, 0, (size_t)rows * sizeof *max);
     memset(ranges, 0, (size_t)(2 * rows) * sizeof *ranges);
     for (int64_t i = 0; i < n_rows; i++) {
         numbers[i] = rng_normal(r);
         numbers[rows + i] = 0.3f * rng_normal(r);
         numbers[2 * rows + i] = (float)rng_int(r, -200, 200);
-        numbers[3 * rows + i] = rng_int(r, 0, 1) ? -FLT_MAX : rng_normal(r);
+        max[i] = rng_int(r, 0, 1) ? -FLT_MAX : rng_normal(r);
         ranges[i] = (int32_t)rng_int(r, 0, kv_len);
         ranges[rows + i] = (int32_t)rng_int(r, ranges[i], kv_len);
     }
@@ -195,7 +199,7 @@ static qkv_tile_adjust_args tile_args(const qkv_kernels *k, rng *r, int64_t n_ro
         .scale = numbers,
         .slope = options & 2 ? numbers + rows : NULL,
         .behind = options & 2 ? numbers + 2 * rows : NULL,
-        .max = numbers + 3 * rows,
+        .max = max,
         .begin = options & 4 ? ranges : NULL,
         .end = options & 4 ? ranges + rows : NULL,
         .sinks = options & 4 ? (int32_t)rng_int(r, 0, kv_len / 2) : 0,
@@ -204,8 +208,8 @@ static qkv_tile_adjust_args tile_args(const qkv_kernels *k, rng *r, int64_t n_ro
         .tile_rows = rows,
         .cap = options & 1 ? rng_uniform(r, 0.5f, 60.0f) : 0.0f,
         .bias_scale = (float)(0.5 * log2e),
-        .bias = options & 8 ? guarded(SLOT_B, kv_len * rows, PLACE_AT_END) : NULL,
-        .logits = guarded(SLOT_A, kv_len * rows, PLACE_AT_END),
+        .bias = options & 8 ? guarded(SLOT_B, kv_len * rows, place) : NULL,
+        .logits = guarded(SLOT_A, kv_len * rows, place),
     };
 }
 
@@ -214,11 +218,12 @@ static bool tile_hides(const qkv_tile_adjust_args *a, int64_t i, int64_t j)
     return a->end && (j >= a->end[i] || (j < a->begin[i] && j >= a->sinks));
 }
 
-static void check_tile(const test_isa *isa, rng *r, int64_t n_rows, int64_t kv_len, int options)
+static void check_tile(const test_isa *isa, rng *r, int64_t n_rows, int64_t kv_len, int options,
+                       int place)
 {
-    context("tile_adjust_f32 on %s: rows %lld, kv_len %lld, options %d", isa->name,
-            (long long)n_rows, (long long)kv_len, options);
-    qkv_tile_adjust_args a = tile_args(isa->table, r, n_rows, kv_len, options);
+    context("tile_adjust_f32 on %s: rows %lld, kv_len %lld, options %d, place %d", isa->name,
+            (long long)n_rows, (long long)kv_len, options, place);
+    qkv_tile_adjust_args a = tile_args(isa->table, r, n_rows, kv_len, options, place);
     const int64_t rows = a.tile_rows;
     double *want = doubles(0, kv_len * rows), *bound = doubles(1, kv_len * rows);
     float before[QKV_TILE_ROWS_MAX];
@@ -242,6 +247,8 @@ static void check_tile(const test_isa *isa, rng *r, int64_t n_rows, int64_t kv_l
             want[at] = apply(c, (double)a.logits[at], &bound[at]);
         }
     }
+    for (int slot = SLOT_B; slot <= SLOT_D; slot++)
+        guarded_freeze(slot);
     isa->table->tile_adjust_f32(&a);
     guards_intact();
     for (int64_t j = 0; j < kv_len; j++)
@@ -265,8 +272,9 @@ void check_tile_adjust_f32(const test_isa *isa)
     for (int64_t n_rows = 1; n_rows <= k->tile_rows; n_rows++)
         for (int options = 0; options < 16; options++)
             if (options == n_rows % 16 || effort_takes(n_rows * 16 + options))
-                check_tile(isa, &r, n_rows, rng_int(&r, 1, 20), options);
-    check_tile(isa, &r, k->tile_rows, k->key_block, 15);
+                for (int place = PLACE_AT_END; place <= PLACE_AT_START; place++)
+                    check_tile(isa, &r, n_rows, rng_int(&r, 1, 20), options, place);
+    check_tile(isa, &r, k->tile_rows, k->key_block, 15, PLACE_AT_END);
 }
 
 /* ------------------------------------------------------------ step, halves */
@@ -278,13 +286,13 @@ typedef struct halves {
 } halves;
 
 static halves make_halves(const qkv_kernels *k, rng *r, int64_t n_rows, int64_t kv_len, int64_t dim,
-                          int64_t value_dim)
+                          int64_t value_dim, int place)
 {
     const int64_t rows = k->tile_rows, panel = k->value_panel;
     const int64_t columns = (value_dim + panel - 1) / panel * panel;
-    float *query = guarded(SLOT_A, dim * rows, PLACE_AT_END);
-    float *keys = guarded(SLOT_B, kv_len * dim, PLACE_AT_END);
-    float *packed = guarded(SLOT_C, kv_len * columns, PLACE_AT_END);
+    float *query = guarded(SLOT_A, dim * rows, place);
+    float *keys = guarded(SLOT_B, kv_len * dim, place);
+    float *packed = guarded(SLOT_C, kv_len * columns, place);
     memset(query, 0, (size_t)(dim * rows) * sizeof *query);
     for (int64_t d = 0; d < dim; d++)
         fill_normal(r, query + d * rows, n_rows, 1.0f);
@@ -293,7 +301,7 @@ static halves make_halves(const qkv_kernels *k, rng *r, int64_t n_rows, int64_t 
     halves h = {.out_floats = (columns + 2) * rows};
     qkv_tile_step_args *sets[] = {&h.whole, &h.half};
     for (int i = 0; i < 2; i++) {
-        float *out = guarded(SLOT_D + 2 * i, h.out_floats, PLACE_AT_END);
+        float *out = guarded(SLOT_D + 2 * i, h.out_floats, place);
         for (int64_t j = 0; j < h.out_floats; j++)
             out[j] = j < columns * rows         ? 0.25f * (float)(j % 7)
                      : j < (columns + 1) * rows ? -3.0f
@@ -302,7 +310,7 @@ static halves make_halves(const qkv_kernels *k, rng *r, int64_t n_rows, int64_t 
             .query = query,
             .keys = keys,
             .values = packed,
-            .logits = guarded(SLOT_E + 2 * i, kv_len * rows, PLACE_AT_END),
+            .logits = guarded(SLOT_E + 2 * i, kv_len * rows, place),
             .out = out,
             .max = out + columns * rows,
             .sum = out + (columns + 1) * rows,
@@ -320,12 +328,16 @@ static halves make_halves(const qkv_kernels *k, rng *r, int64_t n_rows, int64_t 
 
 /* Both halves, with the maximum taken in between, are the step bit for bit. */
 static void check_halves(const test_isa *isa, rng *r, int64_t n_rows, int64_t kv_len, int64_t dim,
-                         int64_t value_dim)
+                         int64_t value_dim, int place)
 {
-    context("tile_logits_f32, tile_weigh_f32 on %s: rows %lld, kv_len %lld, dims %lld, %lld",
-            isa->name, (long long)n_rows, (long long)kv_len, (long long)dim, (long long)value_dim);
+    context("tile_logits_f32, tile_weigh_f32 on %s: rows %lld, kv_len %lld, dims %lld, %lld, "
+            "place %d",
+            isa->name, (long long)n_rows, (long long)kv_len, (long long)dim, (long long)value_dim,
+            place);
     const qkv_kernels *k = isa->table;
-    halves h = make_halves(k, r, n_rows, kv_len, dim, value_dim);
+    halves h = make_halves(k, r, n_rows, kv_len, dim, value_dim, place);
+    for (int slot = SLOT_A; slot <= SLOT_C; slot++)
+        guarded_freeze(slot);
     k->tile_step_f32(&h.whole);
     k->tile_logits_f32(&h.half);
     float max[QKV_TILE_ROWS_MAX] = {0};
@@ -348,8 +360,8 @@ static void check_all_halves(const test_isa *isa, const char *name)
     for (int64_t n_rows = 1; n_rows <= isa->table->tile_rows; n_rows++)
         for (int64_t i = effort_cases(8); i > 0; i--)
             check_halves(isa, &r, n_rows, rng_int(&r, 1, 40), rng_int(&r, 1, 40),
-                         rng_int(&r, 1, 40));
-    check_halves(isa, &r, isa->table->tile_rows, isa->table->key_block, 64, 64);
+                         rng_int(&r, 1, 40), (int)((n_rows + i) % 2));
+    check_halves(isa, &r, isa->table->tile_rows, isa->table->key_block, 64, 64, PLACE_AT_END);
 }
 
 void check_tile_logits_f32(const test_isa *isa)

@@ -34,15 +34,24 @@ static void check_widened(kv_format f, const void *x, float scale, const float *
     }
 }
 
+/* Places of floats beside those of bytes: the same at either end. */
+static int wide_place(int place)
+{
+    return place <= PLACE_AT_START ? place : 1 + place * 7 % (PLACES - 1);
+}
+
 static void check_widen_row(const test_isa *isa, qkv_widen_kv_fn *fn, kv_format f, rng *r,
                             int64_t n, int place)
 {
     const int64_t bytes = oracle_kv_bytes(f, n);
-    uint8_t *x = guarded_bytes(SLOT_NARROW, (size_t)bytes, place);
-    float *y = guarded(SLOT_WIDE, n, place), *scale = guarded(SLOT_SCALE, 1, PLACE_AT_END);
+    uint8_t *x = guarded_elements(SLOT_NARROW, (size_t)bytes, place, oracle_kv_align(f));
+    float *y = guarded(SLOT_WIDE, n, wide_place(place)),
+          *scale = guarded(SLOT_SCALE, 1, PLACE_AT_END);
     for (int64_t i = 0; i < bytes; i++)
         x[i] = (uint8_t)rng_bits(r);
     *scale = rng_normal(r);
+    guarded_freeze(SLOT_NARROW);
+    guarded_freeze(SLOT_SCALE);
     fn(x, f == KV_I8 ? scale : NULL, y, n);
     guards_intact();
     check_widened(f, x, *scale, y, n);
@@ -64,7 +73,7 @@ static void check_widen(const test_isa *isa, qkv_widen_kv_fn *fn, const char *op
         check_widened(f, every, scale, wide, 256);
     }
     for (int64_t n = 0; n <= LENGTHS * (step > 1 ? 3 : 1); n += step) {
-        for (int place = 0; place < PLACES; place++) {
+        for (int place = 0; place < places_of(oracle_kv_align(f)); place++) {
             if (place >= 2 && !effort_takes(n + place))
                 continue;
             context("%s on %s: n %lld, place %d", op, isa->name, (long long)n, place);
@@ -87,8 +96,9 @@ static void check_narrowed(const test_isa *isa, qkv_narrow_kv_fn *fn, kv_format 
                            int64_t n, int place)
 {
     const int64_t bytes = oracle_kv_bytes(f, n);
-    float *x = guarded(SLOT_WIDE, n, place), *scale = guarded(SLOT_SCALE, 1, PLACE_AT_END);
-    uint8_t *y = guarded_bytes(SLOT_NARROW, (size_t)bytes, place);
+    float *x = guarded(SLOT_WIDE, n, wide_place(place));
+    float *scale = guarded(SLOT_SCALE, 1, PLACE_AT_END);
+    uint8_t *y = guarded_elements(SLOT_NARROW, (size_t)bytes, place, oracle_kv_align(f));
     uint8_t want[LONGEST * 2];
     float want_scale = 0.0f;
     for (int64_t i = 0; i < n; i++)
@@ -170,7 +180,7 @@ static void check_narrow(const test_isa *isa, qkv_narrow_kv_fn *fn, const char *
         check_ties(isa, fn, f);
     check_remarkable(isa, fn, op, f);
     for (int64_t n = step; n <= LENGTHS * (step > 1 ? 3 : 1); n += step) {
-        for (int place = 0; place < PLACES; place++) {
+        for (int place = 0; place < places_of(oracle_kv_align(f)); place++) {
             if (place >= 2 && !effort_takes(n + place))
                 continue;
             context("%s on %s: n %lld, place %d", op, isa->name, (long long)n, place);

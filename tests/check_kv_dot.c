@@ -89,7 +89,8 @@ static void check_position(const qkv_dot_args *a, qkv_dot_fn *fn, kv_format f, i
     for (int64_t i = 0; i < a->rows; i++) {
         for (int64_t j = 0; j < a->kv_len; j++) {
             float score = 0.0f;
-            char *key = guarded_bytes(SLOT_ONE, (size_t)bytes, 1 + (place + 3) % (PLACES - 1));
+            char *key = guarded_elements(SLOT_ONE, (size_t)bytes, 1 + (place + 3) % (PLACES_16 - 1),
+                                         oracle_kv_align(f));
             memcpy(key, (const char *)a->keys + j * a->keys_stride, (size_t)bytes);
             qkv_dot_args one = *a;
             one.queries += i * a->queries_stride;
@@ -148,11 +149,14 @@ static void check_case(const test_isa *isa, qkv_dot_fn *fn, const char *op, kv_f
                       .kv_len = c.keys,
                       .head_dim = c.dim,
                       .accumulate = c.accumulate};
+    const size_t align = oracle_kv_align(f);
     const int other = c.place ? 1 + (c.place + 4) % (PLACES - 1) : 0;
-    float *queries = guarded(SLOT_Q, (c.rows - 1) * a.queries_stride + c.dim, c.place);
-    char *keys = guarded_bytes(SLOT_K, (size_t)((c.keys - 1) * a.keys_stride + bytes), other);
+    const int floats = c.place ? 1 + (c.place - 1) % (PLACES - 1) : 0;
+    float *queries = guarded(SLOT_Q, (c.rows - 1) * a.queries_stride + c.dim, floats);
+    char *keys =
+        guarded_elements(SLOT_K, (size_t)((c.keys - 1) * a.keys_stride + bytes), c.place, align);
     float *scales = guarded(SLOT_SCALES, (c.keys - 1) * a.key_scales_stride + 1, other);
-    float *scores = guarded(SLOT_S, (c.rows - 1) * a.scores_stride + c.keys, c.place);
+    float *scores = guarded(SLOT_S, (c.rows - 1) * a.scores_stride + c.keys, floats);
     for (int64_t i = 0; i < c.rows; i++) {
         if (c.small)
             fill_binades(r, queries + i * a.queries_stride, c.dim, -140, -100);
@@ -265,11 +269,12 @@ static void check_dot(const test_isa *isa, qkv_dot_fn *fn, const char *op, kv_fo
 {
     rng r = rng_make(op);
     const int64_t step = oracle_kv_step(f);
+    const size_t align = oracle_kv_align(f);
     if (step == 1)
         check_patterns(isa, fn, op, f);
     check_special(isa, fn, op, f);
     for (int64_t dim = step; dim <= 70 * (step > 1 ? 4 : 1); dim += step) {
-        for (int place = 0; place < PLACES; place++) {
+        for (int place = 0; place < places_of(align); place++) {
             if (place > 1 && !effort_takes(dim * 5 + place))
                 continue;
             dot_case c = {.rows = rng_int(&r, 1, QKV_ROWS_MAX),
@@ -287,7 +292,7 @@ static void check_dot(const test_isa *isa, qkv_dot_fn *fn, const char *op, kv_fo
                             .keys = rng_int(&r, 1, 70),
                             .dim = rng_int(&r, 1, 320 / step) * step,
                             .pad = rng_int(&r, 0, 9),
-                            .place = (int)rng_int(&r, 0, PLACES - 1),
+                            .place = (int)rng_int(&r, 0, places_of(align) - 1),
                             .small = i % 5 == 0};
         check_case(isa, fn, op, f, &r, c, i % 4 == 0);
     }

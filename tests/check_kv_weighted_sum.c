@@ -116,13 +116,15 @@ static void check_case(const test_isa *isa, qkv_weighted_sum_fn *fn, const char 
                                .value_dim = c.dim,
                                .skip_zero = c.skip_zero};
     const int other = c.place ? 1 + (c.place + 9) % (PLACES - 1) : 0;
+    const int floats = c.place ? 1 + (c.place - 1) % (PLACES - 1) : 0;
     const bool any = c.keys > 0;
-    float *weights = guarded(SLOT_W, any ? (c.rows - 1) * a.weights_stride + c.keys : 0, c.place);
+    float *weights = guarded(SLOT_W, any ? (c.rows - 1) * a.weights_stride + c.keys : 0, floats);
     char *values =
-        guarded_bytes(SLOT_V, any ? (size_t)((c.keys - 1) * a.values_stride + bytes) : 0, other);
+        guarded_elements(SLOT_V, any ? (size_t)((c.keys - 1) * a.values_stride + bytes) : 0,
+                         c.place, oracle_kv_align(f));
     float *scales = guarded(SLOT_SCALES, any ? (c.keys - 1) * a.value_scales_stride + 1 : 0, other);
     const int64_t out_extent = (c.rows - 1) * a.out_stride + c.dim;
-    float *out = guarded(SLOT_O, out_extent, c.place);
+    float *out = guarded(SLOT_O, out_extent, floats);
     float *rescale = guarded(SLOT_R, c.rows, PLACE_AT_END);
     for (int64_t i = 0; i < c.rows; i++) {
         for (int64_t j = 0; j < c.keys; j++)
@@ -194,10 +196,11 @@ static void check_sum(const test_isa *isa, qkv_weighted_sum_fn *fn, const char *
 {
     rng r = rng_make(op);
     const int64_t step = oracle_kv_step(f);
+    const size_t align = oracle_kv_align(f);
     if (step == 1)
         check_patterns(isa, fn, op, f);
     for (int64_t dim = step; dim <= 70 * (step > 1 ? 4 : 1); dim += step) {
-        for (int place = 0; place < PLACES; place++) {
+        for (int place = 0; place < places_of(align); place++) {
             if (place > 1 && !effort_takes(dim * 5 + place))
                 continue;
             sum_case c = {.rows = rng_int(&r, 1, QKV_ROWS_MAX),
@@ -216,7 +219,7 @@ static void check_sum(const test_isa *isa, qkv_weighted_sum_fn *fn, const char *
                             .keys = rng_int(&r, 1, QKV_KEY_BLOCK),
                             .dim = rng_int(&r, 1, 700 / step) * step,
                             .pad = rng_int(&r, 0, 9),
-                            .place = (int)rng_int(&r, 0, PLACES - 1),
+                            .place = (int)rng_int(&r, 0, places_of(align) - 1),
                             .rescale = i % 2,
                             .skip_zero = i % 3 == 0};
         check_case(isa, fn, op, f, &r, c);

@@ -229,15 +229,24 @@ static void *slot_take(int number, size_t bytes, bool at_end, size_t shift)
     return slot->data;
 }
 
+void *guarded_elements(int slot, size_t bytes, int place, size_t align)
+{
+    return slot_take(slot, bytes, place == PLACE_AT_END, (size_t)(place - 1) * align);
+}
+
+int places_of(size_t align)
+{
+    return align == 1 ? PLACES_8 : align == 2 ? PLACES_16 : PLACES;
+}
+
 void *guarded_bytes(int slot, size_t bytes, int place)
 {
-    return slot_take(slot, bytes, place == PLACE_AT_END, (size_t)(place - 1) * sizeof(float));
+    return guarded_elements(slot, bytes, place, sizeof(float));
 }
 
 uint16_t *guarded_16(int slot, int64_t count, int place)
 {
-    return slot_take(slot, (size_t)count * sizeof(uint16_t), place == PLACE_AT_END,
-                     (size_t)(place - 1) * sizeof(uint16_t));
+    return guarded_elements(slot, (size_t)count * sizeof(uint16_t), place, sizeof(uint16_t));
 }
 
 float *guarded(int slot, int64_t count, int place)

@@ -75,13 +75,17 @@ void fill_binades(rng *r, float *x, int64_t n, int low, int high);
  * use has changed.
  */
 enum { PLACES = 18, PLACE_AT_END = 0, PLACE_AT_START = 1, SLOTS = 24 };
-/* The same for elements of 2 bytes: places 1 .. 33, 2 bytes apart. */
-enum { PLACES_16 = 34 };
+/* The same for elements of 2 bytes and of 1: places 1 .. 33, 2 bytes apart, and
+ * 1 .. 65, 1 byte apart. */
+enum { PLACES_16 = 34, PLACES_8 = 66 };
 #define CANARY UINT32_C(0xffc0dead)
 
 float *guarded(int slot, int64_t count, int place);
 void *guarded_bytes(int slot, size_t bytes, int place);
 uint16_t *guarded_16(int slot, int64_t count, int place);
+/* Of elements of 'align' bytes: 1, 2 or 4. */
+void *guarded_elements(int slot, size_t bytes, int place, size_t align);
+int places_of(size_t align);
 void guards_intact(void);
 
 /*

@@ -95,6 +95,11 @@ int64_t oracle_kv_step(kv_format format)
     return format == KV_Q8_0 || format == KV_Q4_0 ? BLOCK : 1;
 }
 
+size_t oracle_kv_align(kv_format f)
+{
+    return f == KV_F16 || f == KV_BF16 ? 2 : 1;
+}
+
 double oracle_kv_element(kv_format format, const void *row, int64_t i, float scale)
 {
     const unsigned char *bytes = row;

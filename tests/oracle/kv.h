@@ -7,6 +7,7 @@
 #ifndef ORACLE_KV_H
 #define ORACLE_KV_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 typedef enum kv_format {
@@ -30,6 +31,9 @@ typedef enum kv_format {
 /* Bytes of a row of n elements, and of how many elements n is a multiple. */
 int64_t oracle_kv_bytes(kv_format format, int64_t n);
 int64_t oracle_kv_step(kv_format format);
+
+/* How a row must be aligned: blocks may begin at any byte. */
+size_t oracle_kv_align(kv_format format);
 
 /* Element i of a row; 'scale' is the row's, of KV_I8 only. */
 double oracle_kv_element(kv_format format, const void *row, int64_t i, float scale);
