@@ -30,7 +30,8 @@ enum {
     COLS = QKV_avx512_gemm_cols,
     ROWS = 12,
     BLOCK = 8, /* steps between copies */
-    AHEAD = 8  /* rows that a copy is asked for ahead */
+    AHEAD = 4  /* rows that a copy is asked for ahead, in the second-level cache: its
+                  lines would push the panel out of the first */
 };
 
 /* 16 elements as f32. */
@@ -52,8 +53,8 @@ ALWAYS_INLINE void copy_pieces(qkv_gemm_copy *copy, int64_t n)
         const char *from = (const char *)copy->from + copy->panel * COLS * size;
         const char *later = from + AHEAD * copy->from_stride * size;
         float *to = copy->to + copy->panel * copy->to_stride;
-        QKV_PREFETCH(later);
-        QKV_PREFETCH(later + (COLS * size - 1));
+        QKV_PREFETCH_LATER(later);
+        QKV_PREFETCH_LATER(later + (COLS * size - 1));
         _mm512_storeu_ps(to, load_wide(from, copy->dtype));
         _mm512_storeu_ps(to + LANES, load_wide(from + LANES * size, copy->dtype));
         if (++copy->panel == copy->panels) {
